@@ -1,0 +1,1 @@
+"""engine: a persistent-megakernel engine for Cohere2-MoE and its relatives; registers itself with mkviz."""
