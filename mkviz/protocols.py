@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import numpy as np
 
+    from mkviz.clocks import Clocks
     from mkviz.graph import Graph
     from mkviz.schedule import Schedule
 
@@ -73,6 +74,13 @@ class Sink(Protocol):
     def request(self, info: RequestInfo) -> None: ...
     def lost(self, records: int, steps: int = 0) -> None: ...
     def close(self, complete: bool = True) -> None: ...
+
+
+@runtime_checkable
+class ClockSink(Sink, Protocol):
+    """A sink that keeps clock anchors and errors: it is given the recording's clocks once, before anything else."""
+
+    def clocks(self, clocks: Clocks) -> None: ...
 
 
 @runtime_checkable

@@ -1,0 +1,254 @@
+"""Drain: empties the rings while the kernel runs, and hands whole steps to sinks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkviz.clocks import Clocks
+from mkviz.decode import Gap, RingReader
+from mkviz.protocols import ClockSink, RequestInfo, Sink, StepInfo, TokenInfo
+from mkviz.record import EVENT, KIND_MASK, KIND_PHASES, KIND_TASK
+from mkviz.ring import Link
+
+if TYPE_CHECKING:
+    from mkviz.graph import Graph
+    from mkviz.schedule import Schedule
+
+END = 1 << 62  # beyond every step
+BUDGET = 1 << 20  # records decoded per poll in live mode: about 0.1 s of work
+
+
+@dataclass
+class Stats:
+    """Counts since the start.  ``written`` = ``delivered`` + ``lost`` + ``withheld`` + ``waiting``, exactly.
+
+    ``lost``: overwritten or not stored; ``withheld``: received, but of a step that is not whole (live mode); ``waiting``: still
+    in the rings or of steps not over yet; ``torn``: lost because a check failed, must be 0; ``late``: withheld because its step
+    had been closed, must be 0.
+    """
+
+    written: int = 0
+    delivered: int = 0
+    lost: int = 0
+    withheld: int = 0
+    torn: int = 0
+    late: int = 0
+    steps: int = 0
+    steps_lost: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return self.written - self.delivered - self.lost - self.withheld
+
+
+class Drain:
+    """Reads rings through a link, groups events by step and delivers each step once to every sink, in order.
+
+    A step is over when every ring's live line has passed it, and whole when nothing of it is missing: with a graph, when as
+    many records have come as it has tasks; without, when no lost record can have belonged to it.  In live mode a step that is
+    not whole is counted and left out; in capture mode it is delivered with ``info.lost`` set.  Times of the delivered
+    :class:`StepInfo` are the drain's: the first ready and the last publish of the step's tasks.
+
+    ``graph``, ``step_meta``, ``token`` and ``request`` may be called from any thread, never block and never raise; what they
+    bring reaches the sinks, in order, at the next poll.  With ``expects_meta`` (the default) a step waits for its
+    ``step_meta``, which may come before or after its records; without, unannounced steps go out under the graph that was told
+    last (-1: none).
+
+    A sink that raises is detached and its exception kept in ``detached``; neither the drain nor the kernel stops.
+    """
+
+    def __init__(self, link: Link, *, clocks: Clocks | None = None, interval: float = 0.02, expects_meta: bool = True,
+                 budget: int = BUDGET):  # fmt: skip
+        self.reader = RingReader(link, clocks)
+        self.clocks = self.reader.clocks
+        self.interval, self.expects_meta, self.budget = interval, expects_meta, budget
+        self.stats = Stats()
+        self.detached: list[tuple[Sink, Exception]] = []
+        self.failure: Exception | None = None  # why the thread ended before its time
+        self.live = link.read_live()
+        self._capture = link.capture
+        self._sinks: list[Sink] = []
+        self._graphs: dict[int, tuple[Graph, Schedule]] = {}
+        self._inbox: deque = deque()
+        self._meta: dict[int, StepInfo] = {}
+        self._events: dict[int, list[np.ndarray]] = {}
+        self._gaps: list[Gap] = []
+        self._next: int | None = None  # the first step not closed yet
+        self._frontier = 0
+        self._announced = -1  # the newest step whose meta has come
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # what the host knows; any thread
+
+    def graph(self, graph_id: int, graph: Graph, schedule: Schedule) -> None:
+        self._inbox.append(("graph", (graph_id, graph, schedule)))
+
+    def step_meta(self, info: StepInfo) -> None:
+        """What is known of a step besides its records; times are ignored."""
+        self._inbox.append(("meta", (info,)))
+
+    def token(self, info: TokenInfo) -> None:
+        self._inbox.append(("token", (info,)))
+
+    def request(self, info: RequestInfo) -> None:
+        self._inbox.append(("request", (info,)))
+
+    def add_sink(self, sink: Sink) -> None:
+        """From here on the sink gets everything; graphs told before are told to it first."""
+        with self._lock:
+            self._sinks.append(sink)
+            if isinstance(sink, ClockSink):
+                self._tell("clocks", (self.clocks,), [sink])
+            for graph_id, (graph, schedule) in self._graphs.items():
+                self._tell("graph", (graph_id, graph, schedule), [sink])
+
+    def remove_sink(self, sink: Sink) -> None:
+        """The sink gets nothing more; it is not closed.  Unknown or detached sinks are ignored."""
+        with self._lock:
+            self._sinks = [s for s in self._sinks if s is not sink]
+
+    # running
+
+    def start(self) -> Drain:
+        """Poll in a background thread every ``interval`` seconds until ``close``."""
+        self._thread = threading.Thread(target=self._run, name="mkviz-drain", daemon=True)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.interval):
+            try:
+                self.poll()
+            except Exception as error:  # kept for whoever asks: a profiler must not take its subject down
+                self.failure = error
+                return
+
+    def poll(self) -> int:
+        """Read what is new and deliver what is whole; returns the number of steps delivered."""
+        with self._lock:
+            self._take_inbox()
+            before = self._counts()
+            batch = self.reader.read(self.budget)
+            self.live, self._frontier = batch.live, max(self._frontier, batch.frontier)
+            self.stats.written, self.stats.lost = int(self.reader.written.sum()), int(self.reader.lost.sum())
+            self.stats.torn = int(self.reader.torn.sum())
+            self._gaps += batch.gaps
+            self._sort_in(batch.events)
+            delivered = self._deliver(self._frontier)
+            self._tell_lost(before)
+            return delivered
+
+    def close(self, complete: bool = True, close_sinks: bool = False) -> Stats:
+        """The kernel has ended: read the rest and close every step that is left.
+
+        With ``close_sinks`` the sinks are closed too, as ``complete`` or not.  Safe to call twice.
+        """
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
+            for _ in range(2):  # the frontier trails by one reading
+                try:
+                    self.poll()
+                except Exception as error:
+                    self.failure = error
+            before = self._counts()
+            self.stats.lost += self.stats.waiting - sum(len(e) for parts in self._events.values() for e in parts)
+            self._deliver(END)
+            self._tell_lost(before)
+            if close_sinks:
+                self._tell("close", (complete,))
+                self._sinks = []
+        return self.stats
+
+    # under the lock
+
+    def _take_inbox(self) -> None:
+        while self._inbox:
+            kind, args = self._inbox.popleft()
+            if kind == "meta":
+                self._meta[args[0].step] = args[0]
+                self._announced = max(self._announced, args[0].step)
+                continue
+            if kind == "graph":
+                self._graphs[args[0]] = args[1:]
+            self._tell(kind, args)
+
+    def _sort_in(self, events: np.ndarray) -> None:
+        """File events under their steps; those of a closed step come too late to be shown as part of it."""
+        if self._next is not None and (late := events["step"] < self._next).any():
+            self.stats.late += int(late.sum())
+            self.stats.withheld += int(late.sum())
+            events = events[~late]
+        if len(events):
+            events = events[np.argsort(events["step"], kind="stable")]
+            steps, first = np.unique(events["step"], return_index=True)
+            for step, part in zip(steps.tolist(), np.split(events, first[1:]), strict=True):
+                self._events.setdefault(step, []).append(part)
+
+    def _deliver(self, frontier: int) -> int:
+        """Close the steps below ``frontier``, in order, and tell the sinks of those that are whole."""
+        delivered = 0
+        for step in sorted(s for s in self._events.keys() | self._meta.keys() if s < frontier):
+            if self.expects_meta and step > self._announced and frontier != END:
+                break
+            if self._next is not None and step > self._next:
+                self.stats.steps_lost += self._touched(self._next, step)  # steps of which nothing at all has come
+            delivered += self._close_step(step)
+            self._next = max(step + 1, self._next or 0)
+            self._gaps = [g for g in self._gaps if g.last > step]
+        return delivered
+
+    def _close_step(self, step: int) -> bool:
+        events = np.concatenate(self._events.pop(step, [np.zeros(0, EVENT)]))
+        info = self._meta.pop(step, None) or StepInfo(step, next(reversed(self._graphs), -1), 0, 0)
+        if info.graph in self._graphs:
+            records = int((events["flags"] & KIND_MASK != KIND_PHASES).sum())
+            lost = max(0, len(self._graphs[info.graph][0]) - records)
+        else:
+            lost = sum(g.records for g in self._gaps if g.first <= step <= g.last)
+        if lost and not self._capture:
+            self.stats.withheld += len(events)
+            self.stats.steps_lost += 1
+            return False
+        events = events[np.lexsort((events["begin"], events["sm"]))]
+        tasks = events[events["flags"] & KIND_MASK == KIND_TASK]
+        begin, end = (int(tasks["ready"].min()), int(tasks["publish"].max())) if len(tasks) else (0, 0)
+        self._tell("step", (replace(info, begin=begin, end=end, lost=lost), events))
+        self.stats.delivered += len(events)
+        self.stats.steps += 1
+        return True
+
+    def _touched(self, first: int, stop: int) -> int:
+        """How many of the steps first..stop-1 lost records may have belonged to."""
+        count = 0
+        for gap in sorted(self._gaps, key=lambda g: g.first):
+            low, high = max(gap.first, first), min(gap.last, stop - 1)
+            if high >= low:
+                count, first = count + high - low + 1, high + 1
+        return count
+
+    def _counts(self) -> tuple[int, int]:
+        return self.stats.lost + self.stats.withheld, self.stats.steps_lost
+
+    def _tell_lost(self, before: tuple[int, int]) -> None:
+        """Tell the sinks how many records and steps they will never see."""
+        records, steps = (now - then for now, then in zip(self._counts(), before, strict=True))
+        if records or steps:
+            self._tell("lost", (records, steps))
+
+    def _tell(self, method: str, args: tuple, sinks: list[Sink] | None = None) -> None:
+        for sink in list(self._sinks if sinks is None else sinks):
+            try:
+                getattr(sink, method)(*args)
+            except Exception as error:
+                self.detached.append((sink, error))
+                self.remove_sink(sink)
