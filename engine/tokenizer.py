@@ -1,0 +1,187 @@
+"""Tokenizer: text to token ids and back, from a model directory's tokenizer.json and tokenizer_config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from engine.config import read_json
+from mkviz.errors import MkvizError
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer:
+    """Wraps a ``tokenizers.Tokenizer``.
+
+    ``vocab``: one more than the highest id.  ``special``: name -> text of the named tokens ("bos_token", ...).
+    ``eos``: ids of the named end token (the model's config may know more).  ``chat_templates``: name -> Jinja source,
+    "default" first among them; empty when the model has none.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: dict[str, str], chat_templates: dict[str, str]):
+        self.backend, self.special, self.chat_templates = backend, special, chat_templates
+        self.vocab = max(backend.get_vocab().values(), default=-1) + 1
+        eos = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
+        self.eos: tuple[int, ...] = () if eos is None else (eos,)
+
+    @classmethod
+    def open(cls, directory: str | Path, vocab: int | None = None) -> Tokenizer:
+        """Read a model directory.  With ``vocab``, the model's vocabulary size, a tokenizer with ids beyond it is refused.
+
+        Raises :class:`MkvizError` naming the file and field that is missing, unreadable or contradictory.
+        """
+        directory = Path(directory)
+        path = directory / "tokenizer.json"
+        if not path.exists():
+            raise MkvizError(f"{path}: no such file", "a model directory with a tokenizer.json")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as e:  # the library raises bare Exception
+            raise MkvizError(f"{path}: not a tokenizer ({e})", "fetch the file again") from None
+        backend.no_truncation()  # what a training script left behind must not cut prompts
+        backend.no_padding()
+        config_path = directory / "tokenizer_config.json"
+        config = read_json(config_path) if config_path.exists() else {}
+        special = _add_tokens(backend, config, config_path)
+        _set_template(backend, config, special, config_path)
+        out = cls(backend, special, _chat_templates(directory, config))
+        if vocab is not None and out.vocab > vocab:
+            raise MkvizError(f"{path}: token ids up to {out.vocab - 1}", f"below the model's vocab_size {vocab}")
+        return out
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of ``text``; ``special`` adds what the model wants around a prompt (its begin token, say).
+
+        Special tokens spelled out in the text are recognised either way.
+        """
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except UnicodeEncodeError as e:
+            raise MkvizError(f"text holds half a character at position {e.start}", "text without lone surrogates") from None
+
+    def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        """Text of token ids; ids that the tokenizer does not know are left out, as are special tokens unless told otherwise."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special)
+
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        """A fresh :class:`Detokenizer` for one stream."""
+        return Detokenizer(self, skip_special)
+
+
+class Detokenizer:
+    """Turns a stream of token ids into text pieces: joined, they are ``decode`` of all the ids.
+
+    A piece never ends in half a character: bytes that may still become one are held back until they do, or cannot.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        # Decoders look at neighbours (a leading space goes, bytes join), so a window is decoded: the tokens of the last
+        # piece as context, and those pending.
+        self._window: list[int] = []
+        self._context = 0  # how many of the window are context
+        self._sent = 0  # characters of the window's text that are out
+
+    def push(self, token: int) -> str:
+        """Take one token and return the text that is now certain (maybe "")."""
+        self._window.append(token)
+        text = self._decode()
+        # What is incomplete decodes to replacement characters at the end.
+        certain = text.rstrip(_REPLACEMENT)
+        piece = certain[self._sent :]
+        self._sent = max(self._sent, len(certain))
+        if certain == text and piece:
+            self._window = self._window[self._context :]
+            self._context = len(self._window)
+            self._sent = len(self._decode())
+        return piece
+
+    def flush(self) -> str:
+        """The stream has ended: return what was held back."""
+        piece = self._decode()[self._sent :]
+        self._window, self._context, self._sent = [], 0, 0
+        return piece
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, self._skip_special)
+
+
+def _text(token, where: str) -> str | None:
+    """A token is written as a string or as an object with its text in "content"."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is None or isinstance(token, str):
+        return token
+    raise MkvizError(f"{where} {token!r}", 'a string, or an object with a "content" string')
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: dict, path: Path) -> dict[str, str]:
+    """Bring in the tokens that only tokenizer_config.json knows, mark special ones, and return the named ones."""
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict) or not all(key.isdecimal() for key in listed):
+        raise MkvizError(f"{path}: added_tokens_decoder is malformed", "an object from token id to token")
+    for key in sorted(listed, key=int):
+        token, form = listed[key], {}
+        text = _text(token, f"{path}: added_tokens_decoder.{key}")
+        if isinstance(token, dict):
+            form = {k: bool(token[k]) for k in ("single_word", "lstrip", "rstrip", "normalized", "special") if k in token}
+        backend.add_tokens([tokenizers.AddedToken(text, **({"special": True} | form))])
+        if backend.token_to_id(text) != int(key):
+            raise MkvizError(
+                f"{path}: added_tokens_decoder.{key} {text!r} has id {backend.token_to_id(text)} in tokenizer.json",
+                "the two files of one model",
+            )
+    special = {name: _text(config[name], f"{path}: {name}") for name in _NAMED if config.get(name) is not None}
+    more = [_text(token, f"{path}: additional_special_tokens") for token in config.get("additional_special_tokens") or ()]
+    already = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    for text in [*special.values(), *more]:
+        # A name for a token outside the vocabulary (often padding) stays a name: a new id would lie beyond the embedding.
+        if text not in already and backend.token_to_id(text) is not None:
+            backend.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
+    for name in ("bos_token", "eos_token"):
+        if name in special and backend.token_to_id(special[name]) is None:
+            raise MkvizError(f"{path}: {name} {special[name]!r} is not in tokenizer.json", "a token of the vocabulary")
+    return special
+
+
+def _set_template(backend: tokenizers.Tokenizer, config: dict, special: dict[str, str], path: Path) -> None:
+    """``add_bos_token`` and ``add_eos_token``, where they are given, decide what goes around a prompt."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    around = {}
+    for side in ("bos", "eos"):
+        if config.get(f"add_{side}_token"):
+            if f"{side}_token" not in special:
+                raise MkvizError(f"{path}: add_{side}_token is true without a {side}_token", f"name the {side}_token")
+            around[side] = special[f"{side}_token"]
+    parts = [around.get("bos"), "$A", around.get("eos")]
+    backend.post_processor = TemplateProcessing(
+        single=[part for part in parts if part],
+        special_tokens=[(text, backend.token_to_id(text)) for text in dict.fromkeys(around.values())],
+    )
+
+
+def _chat_templates(directory: Path, config: dict) -> dict[str, str]:
+    """chat_template.jinja where it exists, else chat_template of tokenizer_config.json: one text or a list of named ones."""
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        try:
+            return {"default": file.read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as e:
+            raise MkvizError(f"{file}: not readable ({e})", "fetch the file again") from None
+    given = config.get("chat_template")
+    if not given:
+        return {}
+    if isinstance(given, str):
+        return {"default": given}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in given}
+    except (TypeError, KeyError):
+        raise MkvizError(
+            f"{directory / 'tokenizer_config.json'}: chat_template is malformed",
+            "a string, or a list of objects with name and template",
+        ) from None
