@@ -93,7 +93,7 @@ class Clocks:
         self._recent: dict[int, list[tuple[int, int]]] = {}
         self._fits: dict[int, ClockFit] = {}
         self._stale: set[int] = set()
-        self._gcd = 0
+        self._gcd, self._steps = 0, 0  # of the ns between neighbouring anchors
 
     def add(self, sm: int, ns: int, cycles: int, step: int = 0) -> None:
         """An anchor of one SM.  The same again is ignored; one that runs backwards is rejected and counted."""
@@ -104,7 +104,7 @@ class Clocks:
             self.rejected += 1
             return
         if recent:
-            self._gcd = math.gcd(self._gcd, ns - recent[-1][0])
+            self._gcd, self._steps = math.gcd(self._gcd, ns - recent[-1][0]), self._steps + 1
         recent.append((ns, cycles))
         del recent[:-WINDOW]
         self._stale.add(sm)
@@ -155,13 +155,13 @@ class Clocks:
 
     @property
     def tick_ns(self) -> int:
-        """Tick of the global timer as the anchors show it (0: too few to tell)."""
-        return self._gcd
+        """Tick of the global timer: what all intervals between anchors are multiples of (0: fewer than eight to tell)."""
+        return self._gcd if self._steps >= 8 else 0
 
     @property
     def error_ns(self) -> float | None:
-        """Largest distance of an anchor from its fit, plus a tick; 0 for a fixed rate; None while nothing has been fitted."""
+        """Largest distance of an anchor from its fit, plus a tick; 0 for a fixed rate; None while too few anchors have come."""
         if self.fixed:
             return 0.0
         errors = [f.error for s in list(self._recent) if s >= 0 and (f := self.fit_of(s)) is not None]
-        return max(errors) + self.tick_ns if errors else None
+        return max(errors) + self.tick_ns if errors and self.tick_ns else None

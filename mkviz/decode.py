@@ -69,11 +69,13 @@ class RingReader:
         if (back := np.flatnonzero(head < self._taken)).size:
             raise MkvizError(f"ring {back[0]}: head went back from {self._taken[back[0]]} to {head[back[0]]}",
                              "a reader serves one life of its rings; open a new one")  # fmt: skip
-        start = self._taken if link.capture else np.maximum(self._taken, head - capacity + GUARD)
+        start, stop = np.maximum(self._taken, head - capacity + GUARD), head
+        if link.capture:  # beyond its limit no writer has stored anything
+            start, stop = self._taken, np.minimum(head, self._taken + capacity)
         if budget is not None and not link.capture and (total := int((head - start).sum())) > budget:
             # the same share of every ring, so that they keep about the same steps
             start = head - (head - start) * budget // total
-        words = link.read_records(start, head)
+        words = link.read_records(start, stop)
         after = link.read_live()
         self._take_anchors(before, after)
         newest = int(after["anchor_ns"].max())
@@ -84,7 +86,7 @@ class RingReader:
             return Batch(np.zeros(0, EVENT), [], frontier, after)
         self._passed = after["step"].astype(np.int64)
 
-        counts = head - start
+        counts = stop - start
         ring = np.repeat(np.arange(link.n_rings), counts)
         index = np.arange(len(words)) + np.repeat(start - (np.cumsum(counts) - counts), counts)
         good = self._check(words, ring, index, after["head"].astype(np.int64))
