@@ -301,6 +301,9 @@ def _rope(f: _Fields, max_positions: int) -> tuple[float, dict | None]:
         f.refuse(field, "an object with rope_type and rope_theta")
     inner = _Fields({f"{field}.rope_theta": parameters.get("rope_theta")})
     theta = inner.number(f"{field}.rope_theta") if inner.given(f"{field}.rope_theta") else f.number("rope_theta", 10_000.0)
+    if theta <= 1:
+        where = field + ".rope_theta" if inner.given(field + ".rope_theta") else "rope_theta"
+        raise MkvizError(f"config.json: {where} {theta!r}", "a number above 1")
     return theta, rope.normalise(parameters, field, max_positions)
 
 

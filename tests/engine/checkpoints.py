@@ -105,16 +105,21 @@ def make_odd(directory, name):
     return make_checkpoint(directory, family, **settings)
 
 
+def build_model(family, **settings):
+    """The transformers model (eager, eval) of the family's tiny base config with ``settings`` over it."""
+    config_class, model_class = _CLASSES[family]
+    config = config_class(**(_BASE | _FAMILY[family] | settings))
+    config._attn_implementation = "eager"
+    return model_class(config).eval()
+
+
 def make_checkpoint(directory, family, *, storage="float32", sharded=False, fused=False, seed=0, **settings):
     """Write a random checkpoint into ``directory`` and return the transformers model (float32, eager, eval) of those weights.
 
     ``settings`` go over a tiny base config of the family.  ``storage``: dtype of the file, and the returned model holds the
     rounded weights.  ``sharded``: several files with an index.  ``fused``: experts as gate_up_proj and down_proj tensors.
     """
-    config_class, model_class = _CLASSES[family]
-    config = config_class(**(_BASE | _FAMILY[family] | settings))
-    config._attn_implementation = "eager"
-    model = model_class(config).eval()
+    model = build_model(family, **settings)
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, storage)
     with torch.no_grad():
