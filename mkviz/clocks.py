@@ -8,6 +8,7 @@ SM matters: the zeros, which lie up to 10^7 cycles apart, never enter.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,13 @@ import numpy as np
 
 from mkviz.errors import MkvizError
 
-WINDOW = 64  # anchors per clock that a fit looks back on: two minutes at one every 2 s
+WINDOW = 16  # anchors of one clock that a fit looks back on: half a minute
+SPACING = 2 * 10**9  # ns between anchors that are kept once a clock has been seen for long enough
+KEPT = 1 << 16  # anchors kept for traces that have not fetched them yet
 
 ANCHOR = np.dtype([("sm", "<i4"), ("step", "<i8"), ("ns", "<i8"), ("cycles", "<u8")])
-"""One anchor: global ns and SM cycles of the same instant; ``sm`` -1 pairs global ns with host ns (in ``cycles``)."""
+"""One anchor: global ns and SM cycles of the same instant; ``sm`` ``HOST`` pairs global ns with host ns (in ``cycles``)."""
+HOST = -1
 
 
 @dataclass(frozen=True)
@@ -89,33 +93,53 @@ class Clocks:
             raise MkvizError(f"clocks: cycles_per_ns {cycles_per_ns}", "a positive rate, e.g. 1.98 for 1.98 GHz")
         self.cycles_per_ns, self.fixed, self.tolerance_ns = float(cycles_per_ns), fixed, tolerance_ns
         self.rejected = 0  # anchors that ran backwards
-        self.anchors: list[tuple[int, int, int, int]] = []  # fields of ANCHOR, in order of arrival
+        self.count = 0  # anchors taken
+        self._anchors: deque = deque(maxlen=KEPT)
         self._recent: dict[int, list[tuple[int, int]]] = {}
+        self._first: dict[int, int] = {}
         self._fits: dict[int, ClockFit] = {}
         self._stale: set[int] = set()
         self._gcd, self._steps = 0, 0  # of the ns between neighbouring anchors
 
     def add(self, sm: int, ns: int, cycles: int, step: int = 0) -> None:
-        """An anchor of one SM.  The same again is ignored; one that runs backwards is rejected and counted."""
-        recent = self._recent.setdefault(sm, [])
-        if recent and (ns, cycles) == recent[-1]:
-            return
-        if recent and (ns <= recent[-1][0] or cycles <= recent[-1][1]):
-            self.rejected += 1
-            return
-        if recent:
-            self._gcd, self._steps = math.gcd(self._gcd, ns - recent[-1][0]), self._steps + 1
-        recent.append((ns, cycles))
-        del recent[:-WINDOW]
-        self._stale.add(sm)
-        self.anchors.append((sm, step, ns, cycles))
+        """An anchor of one SM.  One that runs backwards is rejected and counted; one that follows the last too closely to
+        tell a rate (closer than a quarter of the time since the first, and than 2 s) is ignored."""
+        if self._take(sm, ns, cycles):
+            self._keep(sm, step, ns, cycles)
+            if len(recent := self._recent[sm]) > 1:
+                self._gcd, self._steps = math.gcd(self._gcd, ns - recent[-2][0]), self._steps + 1
 
     def add_host(self, ns: int, host_ns: int) -> None:
         """The same instant on the trace's clock and on the host's (``time.monotonic_ns``)."""
-        self.add(-1, ns, host_ns)
+        if self._take(HOST, host_ns, ns):
+            self._keep(HOST, 0, ns, host_ns)
+
+    def _take(self, clock: int, x: int, y: int) -> bool:
+        recent = self._recent.setdefault(clock, [])
+        if recent:
+            last_x, last_y = recent[-1]
+            if x < last_x or y < last_y or (x == last_x) != (y == last_y):
+                self.rejected += 1
+                return False
+            if x == last_x or x - last_x < min(SPACING, (last_x - self._first[clock]) // 4):
+                return False
+        self._first.setdefault(clock, x)
+        recent.append((x, y))
+        del recent[:-WINDOW]
+        self._stale.add(clock)
+        return True
+
+    def _keep(self, sm: int, step: int, ns: int, cycles: int) -> None:
+        self._anchors.append((sm, step, ns, cycles))
+        self.count += 1
+
+    def since(self, count: int) -> np.ndarray:
+        """ANCHOR[]: what was taken after the first ``count`` anchors, as far as it is still kept."""
+        new = min(self.count - count, len(self._anchors))
+        return np.array([self._anchors[i] for i in range(len(self._anchors) - new, len(self._anchors))], ANCHOR)
 
     def fit_of(self, sm: int) -> ClockFit | None:
-        """The fit of one SM's cycles over global ns, or None while it has fewer than two anchors."""
+        """The fit of one SM's cycles over global ns (``HOST``: of global over host ns), or None with fewer than two anchors."""
         if sm in self._stale:
             self._stale.discard(sm)
             if len(self._recent[sm]) >= 2:
@@ -139,19 +163,19 @@ class Clocks:
 
     def _common_rate(self) -> float:
         """For an SM without a fit of its own: the median of those that have one, else the nominal rate."""
-        rates = [] if self.fixed else [f.rate[-1] for s in list(self._recent) if s >= 0 and (f := self.fit_of(s)) is not None]
+        rates = [] if self.fixed else [f.rate[-1] for f in self._sm_fits()]
         return float(np.median(rates)) if rates else self.cycles_per_ns
+
+    def _sm_fits(self) -> list[ClockFit]:
+        return [f for sm in list(self._recent) if sm != HOST and (f := self.fit_of(sm)) is not None]
 
     def from_host(self, host_ns: int) -> int:
         """Host time on the trace's clock; the identity until ``add_host`` has been called (one clock, as on the cpu
         backend)."""
-        pairs = self._recent.get(-1)
-        if not pairs:
-            return host_ns
-        if len(pairs) == 1:
-            return host_ns + pairs[0][0] - pairs[0][1]
-        f = fit([h for _, h in pairs], [g for g, _ in pairs], self.tolerance_ns)
-        return int(f.at(host_ns))
+        if (f := self.fit_of(HOST)) is not None:
+            return int(f.at(host_ns))
+        pairs = self._recent.get(HOST)
+        return host_ns + pairs[0][1] - pairs[0][0] if pairs else host_ns
 
     @property
     def tick_ns(self) -> int:
@@ -163,5 +187,5 @@ class Clocks:
         """Largest distance of an anchor from its fit, plus a tick; 0 for a fixed rate; None while too few anchors have come."""
         if self.fixed:
             return 0.0
-        errors = [f.error for s in list(self._recent) if s >= 0 and (f := self.fit_of(s)) is not None]
+        errors = [f.error for f in self._sm_fits()]
         return max(errors) + self.tick_ns if errors and self.tick_ns else None

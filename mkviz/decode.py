@@ -55,6 +55,8 @@ class RingReader:
         self.written, self.received, self.torn, self._taken = (np.zeros(n, np.int64) for _ in range(4))
         self._last_step = np.full(n, -1, np.int64)
         self._passed = np.zeros(n, np.int64)
+        self._sms, self._anchoring = np.unique(link.ring_sm, return_index=True)  # one ring's anchors for each SM
+        self._anchor_ns = np.zeros(len(self._sms), np.uint64)
 
     @property
     def lost(self) -> np.ndarray:
@@ -105,11 +107,11 @@ class RingReader:
     def _take_anchors(self, before: np.ndarray, after: np.ndarray) -> None:
         """Anchors that both readings agree on: one caught while it was being written would tear ns from cycles."""
         fields = ["anchor_ns", "anchor_cycles", "anchor_step"]
-        whole = (after["anchor_ns"] != 0) & np.all([before[f] == after[f] for f in fields], axis=0)
-        sms = self.link.ring_sm.tolist()
+        before, after = before[self._anchoring], after[self._anchoring]
+        whole = (after["anchor_ns"] != self._anchor_ns) & np.all([before[f] == after[f] for f in fields], axis=0)
+        self._anchor_ns[whole] = after["anchor_ns"][whole]
         for r in np.flatnonzero(whole).tolist():
-            ns, cycles, step = (int(after[f][r]) for f in fields)
-            self.clocks.add(sms[r], ns, cycles, step)
+            self.clocks.add(int(self._sms[r]), *(int(after[f][r]) for f in fields))
         if (pair := self.link.clock_pair()) is not None:
             self.clocks.add_host(*pair)
 

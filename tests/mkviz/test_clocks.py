@@ -91,16 +91,27 @@ def test_backward_anchors_are_rejected_and_repeats_ignored():
     for ns, cycles in ((100, 100), (100, 100), (200, 50), (50, 200), (300, 300)):
         clocks.add(0, ns, cycles)
     assert clocks.rejected == 2
-    assert [a[2:] for a in clocks.anchors] == [(100, 100), (300, 300)]
+    assert [(a["ns"], a["cycles"]) for a in clocks.since(0)] == [(100, 100), (300, 300)]
+    assert clocks.since(1)["ns"].tolist() == [300] and len(clocks.since(2)) == 0
+
+
+def test_anchors_of_every_step_are_thinned_to_what_a_fit_needs():
+    clocks = Clocks(1.0)
+    for step in range(20_000):  # 2 ms each: 40 s
+        clocks.add(0, EPOCH + step * 2_000_000, step * 3_600_000, step)
+    anchors = clocks.since(0)
+    assert len(anchors) < 60
+    assert np.diff(anchors["ns"])[-10:].min() >= 2 * 10**9
+    assert clocks.fit_of(0).rate_at(EPOCH) == pytest.approx(1.8)
 
 
 def test_tick_is_measured_from_the_anchors():
     clocks = Clocks(1.0)
     start = EPOCH // 1024 * 1024
-    for k in (0, 1, 5, 9, 10, 20, 22, 24):
+    for k in (0, 1, 5, 9, 14, 20, 26, 34):
         clocks.add(0, start + 1024 * k, 1 + 1024 * k)
     assert clocks.tick_ns == 0 and clocks.error_ns is None  # seven intervals say little
-    clocks.add(0, start + 1024 * 27, 1 + 1024 * 27)
+    clocks.add(0, start + 1024 * 45, 1 + 1024 * 45)
     assert clocks.tick_ns == 1024
     assert clocks.error_ns == pytest.approx(1024)
 
