@@ -44,7 +44,7 @@ def render_chat(
             add_generation_prompt=add_generation_prompt,
             **tokenizer.special,
         )
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as e:
+    except Exception as e:  # a template is a foreign program: whatever it raises is about these messages and itself
         raise MkvizError(f"the model's chat template refused the messages: {e}", "messages in the form it expects") from None
 
 

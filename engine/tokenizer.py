@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from engine.config import read_json
 from mkviz.errors import MkvizError
@@ -47,21 +46,21 @@ class Tokenizer:
         config_path = directory / "tokenizer_config.json"
         config = read_json(config_path) if config_path.exists() else {}
         special = _add_tokens(backend, config, config_path)
-        _set_template(backend, config, special, config_path)
         out = cls(backend, special, _chat_templates(directory, config))
         if vocab is not None and out.vocab > vocab:
             raise MkvizError(f"{path}: token ids up to {out.vocab - 1}", f"below the model's vocab_size {vocab}")
         return out
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of ``text``; ``special`` adds what the model wants around a prompt (its begin token, say).
+        """Token ids of ``text``; ``special`` adds what tokenizer.json wants around a prompt (a begin token, say).
 
         Special tokens spelled out in the text are recognised either way.
         """
         try:
-            return self.backend.encode(text, add_special_tokens=special).ids
+            text.encode("utf-8")
         except UnicodeEncodeError as e:
             raise MkvizError(f"text holds half a character at position {e.start}", "text without lone surrogates") from None
+        return self.backend.encode(text, add_special_tokens=special).ids
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         """Text of token ids; ids that the tokenizer does not know are left out, as are special tokens unless told otherwise."""
@@ -110,11 +109,11 @@ class Detokenizer:
         return self._tokenizer.decode(self._window, self._skip_special)
 
 
-def _text(token, where: str) -> str | None:
+def _text(token, where: str) -> str:
     """A token is written as a string or as an object with its text in "content"."""
     if isinstance(token, dict):
         token = token.get("content")
-    if token is None or isinstance(token, str):
+    if isinstance(token, str):
         return token
     raise MkvizError(f"{where} {token!r}", 'a string, or an object with a "content" string')
 
@@ -146,23 +145,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict, path: Path) -> dict
         if name in special and backend.token_to_id(special[name]) is None:
             raise MkvizError(f"{path}: {name} {special[name]!r} is not in tokenizer.json", "a token of the vocabulary")
     return special
-
-
-def _set_template(backend: tokenizers.Tokenizer, config: dict, special: dict[str, str], path: Path) -> None:
-    """``add_bos_token`` and ``add_eos_token``, where they are given, decide what goes around a prompt."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    around = {}
-    for side in ("bos", "eos"):
-        if config.get(f"add_{side}_token"):
-            if f"{side}_token" not in special:
-                raise MkvizError(f"{path}: add_{side}_token is true without a {side}_token", f"name the {side}_token")
-            around[side] = special[f"{side}_token"]
-    parts = [around.get("bos"), "$A", around.get("eos")]
-    backend.post_processor = TemplateProcessing(
-        single=[part for part in parts if part],
-        special_tokens=[(text, backend.token_to_id(text)) for text in dict.fromkeys(around.values())],
-    )
 
 
 def _chat_templates(directory: Path, config: dict) -> dict[str, str]:
