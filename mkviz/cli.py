@@ -41,9 +41,10 @@ def main(argv: list[str] | None = None) -> int:
         return _report(f"error: {error}", error.exit_code, debug)
     except KeyboardInterrupt:
         return _report("interrupted", INTERRUPTED, debug)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the shutdown's flush complains once more
+        return BROKEN_PIPE
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _stdout_is_broken():
-            return BROKEN_PIPE
         hint = "" if debug else " (run with --debug for the traceback)"
         return _report(f"internal error: {_describe(error)}{hint}", INTERNAL_ERROR, debug)
 
@@ -119,13 +120,3 @@ def _one_line(text: str) -> str:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _stdout_is_broken() -> bool:
-    """Whether it was our own reader that went away (and not a socket's); if so, stdout is silenced for the shutdown."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False

@@ -10,7 +10,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def device_dirs() -> tuple[Path, ...]:
-    """The folders to pass to a compiler as ``-I``: a checkout's ``cuda``, or a wheel's ``mkviz/include`` and ``engine/include``.
+    """The folders for a compiler's ``-I``: a checkout's ``cuda``, or a wheel's ``mkviz/include`` and ``engine/include``.
 
     A wheel is asked first: beside an installed mkviz, ``cuda`` is NVIDIA's package.
     """
