@@ -40,12 +40,13 @@ class Weights:
     "layers.{i}." + norm, norm2 (sequential blocks), q, k, v, o (+ _bias), q_norm, k_norm, router, gate, up, down (+ _bias)
     of a dense feed-forward, experts.{e}.gate|up|down, shared.gate|up|down.
 
-    Matrices are [outputs, inputs], row-major.  ``source_bytes`` is the size of all tensors served.
+    Matrices are [outputs, inputs], row-major.  ``source_bytes`` is the size of all tensors served, ``parameters`` the
+    number of their elements.
     """
 
-    def __init__(self, views: dict[str, np.ndarray], source_bytes: int):
+    def __init__(self, views: dict[str, np.ndarray], source_bytes: int, parameters: int):
         self._views = views
-        self.source_bytes = source_bytes
+        self.source_bytes, self.parameters = source_bytes, parameters
 
     @classmethod
     def open(cls, directory: str | Path, config: ModelConfig) -> Weights:
@@ -64,8 +65,8 @@ class Weights:
         if config.tied:
             views["head"] = views["embed"]
             _check_head(maps, tensors)
-        used = {part.source for part in plan.values()}
-        return cls(views, sum(tensors[name].end - tensors[name].begin for name in used))
+        used = [tensors[name] for name in {part.source for part in plan.values()}]
+        return cls(views, sum(t.end - t.begin for t in used), sum(math.prod(t.shape) for t in used))
 
     def get(self, name: str) -> np.ndarray:
         """The tensor as a read-only view of the file; float32, float16 or ``ml_dtypes.bfloat16``."""

@@ -72,7 +72,8 @@ def test_nothing_is_copied(tmp_path):
 def test_source_bytes_counts_the_tied_embedding_once(tmp_path):
     model = make_checkpoint(tmp_path, "llama", tie_word_embeddings=True, storage="bfloat16")
     weights = open_weights(tmp_path)
-    assert weights.source_bytes == 2 * sum(p.numel() for p in model.parameters())
+    assert weights.parameters == sum(p.numel() for p in model.parameters())
+    assert weights.source_bytes == 2 * weights.parameters
     assert weights.get("head") is weights.get("embed")
     assert weights.dtypes == ("bfloat16",)
 
