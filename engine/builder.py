@@ -1,0 +1,149 @@
+"""Builder: model config → graph of one step.
+
+One graph serves every step with at most ``rows`` rows and at most ``splits`` attention splits a row; what a step does not use
+(rows beyond its own, expert slots without rows, splits beyond a row's length) leaves a skipped record.
+
+Layer order of reading and writing: every task of layer l + 1 waits, directly or not, for every task of layer l (x of layer
+l + 1 is complete only after all of its tiles), so one buffer of each intermediate serves all layers, and two of x.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from engine.config import ModelConfig
+from engine.tiling import PAGE, ROW_BUCKETS, SPLIT, Tiling
+from mkviz.errors import MkvizError
+from mkviz.graph import Graph, GraphBuilder
+
+OPS = ("embed", "qkv", "attention", "merge", "o_proj", "router", "expert_up", "shared_up", "dense_up", "expert_down",
+       "dense_down", "lm_head", "pick")  # fmt: skip
+OP = {name: i for i, name in enumerate(OPS)}
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a graph is built for: ``rows`` (a bucket) and ``splits`` (attention splits of the longest row, a power of two)."""
+
+    rows: int
+    splits: int
+
+    @classmethod
+    def covering(cls, rows: int, keys: int) -> StepShape:
+        """Smallest shape for ``rows`` rows whose longest row sees ``keys`` keys."""
+        if not 1 <= rows <= ROW_BUCKETS[-1]:
+            raise MkvizError(f"rows: {rows} rows in one step", f"1 to {ROW_BUCKETS[-1]}")
+        bucket = next(b for b in ROW_BUCKETS if b >= rows)
+        return cls(bucket, 1 << max(0, ceil(keys / SPLIT) - 1).bit_length())
+
+    @property
+    def row_block(self) -> int:
+        """Rows handled by one attention task."""
+        return max(1, self.rows // 8)
+
+
+@dataclass(frozen=True, eq=False)
+class StepGraph:
+    """A graph and, per task, what its op needs to know: ``args`` i32[tasks, 4].
+
+    embed, pick: first row, end row · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
+    attention: first row, end row, KV head, split · merge: first row, end row, KV head · all others: first weight row, rows,
+    1 for shared experts.
+    """
+
+    graph: Graph
+    args: np.ndarray
+    shape: StepShape
+
+
+def layer_splits(config: ModelConfig, layer: int, shape: StepShape) -> int:
+    """Split slots of a layer.  A window of w keys touches at most ceil(w / SPLIT) + 1 splits."""
+    if config.layers[layer].attention == "sliding":
+        return min(shape.splits, ceil(config.window / SPLIT) + 1)
+    return shape.splits
+
+
+def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_bytes: int = 2) -> StepGraph:
+    """The graph of a step.  ``weight_bytes``: bytes of a stored weight element (task ``bytes`` count weights and KV read)."""
+    name = f"{config.family} {len(config.layers)}L h{config.hidden} · {shape.rows} rows · {shape.splits} splits"
+    b = GraphBuilder(name, OPS, {"rows": shape.rows, "splits": shape.splits, "layers": len(config.layers), "page": PAGE})
+    args: list[tuple[int, int, int, int]] = []
+    rows, hidden, d = shape.rows, config.hidden, config.head_dim
+    q_width, group = config.heads * d, config.heads // config.kv_heads
+    blocks = [(r, min(r + shape.row_block, rows)) for r in range(0, rows, shape.row_block)]
+
+    def add(op, layer=-1, slot=-1, tile=-1, a=(0, 0, 0, 0), read=0, macs=0, waits=(), raises=()):
+        args.append(tuple(a) + (0,) * (4 - len(a)))
+        return b.task(op, layer=layer, slot=slot, tile=tile, bytes=read, flops=2 * macs, waits=waits, raises=raises)
+
+    def matrix(op, n, k, tile_rows, matrices=1, rows_per_expert=rows, variant=0, **where):
+        """Tiles of an n × k weight (``matrices`` of them side by side); ``waits``/``raises`` may depend on the tile."""
+        for tile, first in enumerate(range(0, n, tile_rows)):
+            count = min(tile_rows, n - first)
+            w = {key: value(tile) if callable(value) else value for key, value in where.items()}
+            macs = matrices * count * k
+            add(op, tile=tile, a=(first, count, variant), read=macs * weight_bytes, macs=macs * rows_per_expert, **w)
+
+    x = b.counter("x.0")
+    for tile, (first, end) in enumerate(blocks):
+        add("embed", tile=tile, a=(first, end), read=(end - first) * hidden * weight_bytes, raises=[x])
+    for layer, spec in enumerate(config.layers):
+        x_next = b.counter(f"x.{layer + 1}")
+        qkv = [b.counter(f"qkv.{layer}.{g}") for g in range(config.kv_heads)]
+        att, hid = b.counter(f"attention.{layer}"), b.counter(f"hidden.{layer}")
+        o_tiles = ceil(hidden / tiling.o_proj)
+        mid = b.counter(f"mid.{layer}") if not config.parallel else -1
+        o_done = [b.counter(f"o.{layer}.{t}") for t in range(o_tiles)]
+        ffn_in = x if config.parallel else mid
+
+        units = [(h, h // group) for h in range(config.heads)]
+        units += [(config.heads + i, i % config.kv_heads) for i in range(2 * config.kv_heads)]
+        tile = 0
+        for unit, g in units:
+            for p in range(0, d // 2, tiling.qkv_pairs):
+                end = min(p + tiling.qkv_pairs, d // 2)
+                macs = 2 * (end - p) * hidden
+                add("qkv", layer, tile=tile, a=(unit, p, end), read=macs * weight_bytes, macs=macs * rows, waits=[x],
+                    raises=[qkv[g]])  # fmt: skip
+                tile += 1
+        if spec.mlp == "moe":
+            router = b.counter(f"router.{layer}")
+            matrix("router", config.experts, hidden, tiling.router, layer=layer, waits=[ffn_in], raises=[router])
+
+        splits = layer_splits(config, layer, shape)
+        tile = 0
+        for block, (first, end) in enumerate(blocks):
+            for g in range(config.kv_heads):
+                part = att if splits == 1 else b.counter(f"part.{layer}.{block}.{g}")
+                for split in range(splits):
+                    macs = 2 * SPLIT * d * group * (end - first)
+                    add("attention", layer, tile=tile, a=(first, end, g, split), read=2 * SPLIT * d * weight_bytes, macs=macs,
+                        waits=[qkv[g]], raises=[part])  # fmt: skip
+                    tile += 1
+                if splits > 1:
+                    add("merge", layer, tile=block * config.kv_heads + g, a=(first, end, g), waits=[part], raises=[att])
+
+        if spec.mlp == "moe":
+            slots = min(config.experts, rows * config.top_k)
+            share = max(1, rows * config.top_k // slots)
+            for slot in range(slots):
+                matrix("expert_up", spec.width, hidden, tiling.expert_up, 2, share, layer=layer, slot=slot,
+                       waits=[ffn_in, router], raises=[hid])  # fmt: skip
+            if config.shared_width:
+                matrix("shared_up", config.shared_width, hidden, tiling.shared_up, 2, variant=1, layer=layer, waits=[ffn_in], raises=[hid])
+            k_down, down = min(config.experts, rows * config.top_k) * spec.width + config.shared_width, "expert_down"
+        else:
+            matrix("dense_up", spec.width, hidden, tiling.dense_up, 2, layer=layer, waits=[ffn_in], raises=[hid])
+            k_down, down = spec.width, "dense_down"
+        o_raises = [[c] for c in o_done] if config.parallel else [[c, mid] for c in o_done]
+        matrix("o_proj", hidden, q_width, tiling.o_proj, layer=layer, waits=[att], raises=o_raises.__getitem__)
+        matrix(down, hidden, k_down, tiling.o_proj, layer=layer, waits=lambda t, h=hid, o=o_done: [h, o[t]], raises=[x_next])
+        x = x_next
+    logits = b.counter("logits")
+    matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[x], raises=[logits])
+    for tile, (first, end) in enumerate(blocks):
+        add("pick", tile=tile, a=(first, end), waits=[logits])
+    return StepGraph(b.build(), np.array(args, np.int32).reshape(-1, 4), shape)

@@ -1,0 +1,159 @@
+"""Inner loops of the CPU backend: products, norms, rounding.
+
+Bits must not depend on the batch, so no BLAS (its sums depend on the shape).  Each weight row meets each activation row in one
+dot product whose order of summation follows from its length alone: the vectoriser may reorder the sum (``reassoc``), but it
+does so once, when the function is compiled, for every row alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import cfunc, njit, types
+
+from engine.cpu.atomics import bits_from_f32, f32_from_bits, pointer_f32, pointer_i32, pointer_u16
+
+SUM = {"reassoc", "contract", "nsz"}  # no nnan/ninf: a NaN must come out as a NaN
+F32, BF16 = 0, 1  # how a weight matrix is stored
+
+
+@njit(nogil=True)
+def _wide(bits):
+    return f32_from_bits(np.uint32(bits) << np.uint32(16))
+
+
+@njit(nogil=True)
+def round_bf16(value):
+    """f32 rounded to the nearest bf16, ties to even, as f32; NaN stays NaN."""
+    if value != value:
+        return value
+    bits = bits_from_f32(value)
+    return f32_from_bits((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000))
+
+
+@njit(nogil=True, fastmath=SUM)
+def _dot4_bf16(w, at, k, x, xat):
+    a = b = c = d = np.float32(0)
+    for i in range(k):
+        v = x[xat + i]
+        a += _wide(w[at + i]) * v
+        b += _wide(w[at + k + i]) * v
+        c += _wide(w[at + 2 * k + i]) * v
+        d += _wide(w[at + 3 * k + i]) * v
+    return a, b, c, d
+
+
+@njit(nogil=True, fastmath=SUM)
+def _dot1_bf16(w, at, k, x, xat):
+    a = np.float32(0)
+    for i in range(k):
+        a += _wide(w[at + i]) * x[xat + i]
+    return a
+
+
+@njit(nogil=True, fastmath=SUM)
+def _dot4_f32(w, at, k, x, xat):
+    a = b = c = d = np.float32(0)
+    for i in range(k):
+        v = x[xat + i]
+        a += w[at + i] * v
+        b += w[at + k + i] * v
+        c += w[at + 2 * k + i] * v
+        d += w[at + 3 * k + i] * v
+    return a, b, c, d
+
+
+@njit(nogil=True, fastmath=SUM)
+def _dot1_f32(w, at, k, x, xat):
+    a = np.float32(0)
+    for i in range(k):
+        a += w[at + i] * x[xat + i]
+    return a
+
+
+_MATMUL = types.int64(*[types.int64] * 11)
+
+
+@cfunc(_MATMUL, cache=True)
+def matmul(weight, kind, k, first, count, x, rows, n_rows, out, out_stride, column):
+    """out[i, column + j] = W[first + j] · x[rows[i]] for j < count, i < n_rows.  All arguments i64.
+
+    W: row-major, k columns, at address ``weight``, stored as ``kind`` (F32, BF16); x: f32 with rows of k at address ``x``;
+    ``rows``: address of i32[n_rows]; ``out``: address of f32 with rows of ``out_stride``.  Groups of four weight rows share a
+    pass over x; which rows form a group follows from the matrix, not from the tile (tiles start at multiples of four).
+    """
+    xs, which, o = pointer_f32(x), pointer_i32(rows), pointer_f32(out)
+    whole = count - count % 4
+    if kind == BF16:
+        w = pointer_u16(weight)
+        for j in range(0, whole, 4):
+            for i in range(n_rows):
+                at = i * out_stride + column + j
+                o[at], o[at + 1], o[at + 2], o[at + 3] = _dot4_bf16(w, (first + j) * k, k, xs, which[i] * k)
+        for j in range(whole, count):
+            for i in range(n_rows):
+                o[i * out_stride + column + j] = _dot1_bf16(w, (first + j) * k, k, xs, which[i] * k)
+    else:
+        v = pointer_f32(weight)
+        for j in range(0, whole, 4):
+            for i in range(n_rows):
+                at = i * out_stride + column + j
+                o[at], o[at + 1], o[at + 2], o[at + 3] = _dot4_f32(v, (first + j) * k, k, xs, which[i] * k)
+        for j in range(whole, count):
+            for i in range(n_rows):
+                o[i * out_stride + column + j] = _dot1_f32(v, (first + j) * k, k, xs, which[i] * k)
+    return 0
+
+
+@njit(nogil=True)
+def load_row(weight, kind, k, row, out):
+    """out[:k] = W[row], widened to f32."""
+    if kind == BF16:
+        w = pointer_u16(weight)
+        for i in range(k):
+            out[i] = _wide(w[row * k + i])
+    else:
+        v = pointer_f32(weight)
+        for i in range(k):
+            out[i] = v[row * k + i]
+
+
+@njit(nogil=True, fastmath=SUM)
+def dot(x, y):
+    """Sum of x[i] * y[i], f32, equal lengths."""
+    a = np.float32(0)
+    for i in range(x.shape[0]):
+        a += x[i] * y[i]
+    return a
+
+
+@njit(nogil=True, fastmath=SUM)
+def _mean(x):
+    s = np.float32(0)
+    for i in range(x.shape[0]):
+        s += x[i]
+    return s / np.float32(x.shape[0])
+
+
+@njit(nogil=True, fastmath=SUM)
+def _mean_square(x, mean):
+    s = np.float32(0)
+    for i in range(x.shape[0]):
+        s += (x[i] - mean) * (x[i] - mean)
+    return s / np.float32(x.shape[0])
+
+
+@njit(nogil=True)
+def normalise(x, weight, eps, centre, bf16, out):
+    """RMSNorm, or LayerNorm without bias where ``centre``: out = (x - mean) / sqrt(var + eps) * weight."""
+    mean = _mean(x) if centre else np.float32(0)
+    scale = np.float32(1) / np.sqrt(_mean_square(x, mean) + eps)
+    for i in range(x.shape[0]):
+        out[i] = (x[i] - mean) * scale * weight[i]
+    if bf16:
+        for i in range(x.shape[0]):
+            out[i] = round_bf16(out[i])
+
+
+@njit(nogil=True)
+def silu(v):
+    return v / (np.float32(1) + np.exp(-v))

@@ -1,0 +1,59 @@
+"""Tiling: how many weight rows one task covers, per op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.config import ModelConfig
+
+PAGE = 64  # tokens in a KV page
+SPLIT = 256  # keys in one attention split: fixed, so that a row's splits follow from its own length alone
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # rows a step is padded to
+
+
+def _tile(rows: int, tiles: int) -> int:
+    """Rows per tile for about ``tiles`` tiles of a matrix: a multiple of 4, at most the whole matrix."""
+    return min(rows, 4 * max(1, ceil(rows / max(1, tiles) / 4)))
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Weight rows per task.  ``qkv_pairs``: pairs of rows of one head (RoPE turns pairs, so a tile never splits one).
+
+    Tiles start at multiples of 4 rows, the interpreter's row group, so that the arithmetic of a row does not depend on the
+    tiling.
+    """
+
+    qkv_pairs: int
+    o_proj: int
+    router: int
+    expert_up: int
+    shared_up: int
+    dense_up: int
+    lm_head: int
+
+    @classmethod
+    def for_sms(cls, config: ModelConfig, sms: int) -> Tiling:
+        """About one tile per SM and op; four per SM for the LM head, whose tail would otherwise be a whole tile long."""
+        half = config.head_dim // 2
+        units = config.heads + 2 * config.kv_heads
+        splits = 1 if config.qk_norm else max(1, min(half // 2, sms // units))  # a head norm needs its head in one tile
+        while half % splits or half // splits % 2:
+            splits -= 1
+            if splits <= 1:
+                splits = 1
+                break
+        expert_width = max((layer.width for layer in config.layers if layer.mlp == "moe"), default=4)
+        dense_width = max((layer.width for layer in config.layers if layer.mlp == "dense"), default=4)
+        return cls(
+            qkv_pairs=half // splits,
+            o_proj=_tile(config.hidden, sms),
+            router=_tile(max(4, config.experts), sms // 8),
+            expert_up=_tile(expert_width, ceil(sms / max(1, config.top_k))),
+            shared_up=_tile(max(4, config.shared_width), sms),
+            dense_up=_tile(dense_width, sms),
+            lm_head=_tile(config.vocab, 4 * sms),
+        )
