@@ -24,6 +24,7 @@ import numpy as np
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.machine import H200, Machine
+from mkviz.order import topological_order
 from mkviz.schedule import Schedule
 from mkviz.validate import check
 
@@ -60,13 +61,6 @@ def make_schedule(graph: Graph, sms: int, policy: str = "list", **options) -> Sc
     return schedule
 
 
-def topological_order(graph: Graph) -> np.ndarray:
-    """i32[T]: every task after its producers, and in graph order where the graph's own order is such an order."""
-    from mkviz.walk import topological_order  # numba loads when a schedule is made, not when mkviz is imported
-
-    return topological_order(graph)
-
-
 def owned(tasks: np.ndarray, sm: np.ndarray, sms: int, policy: str) -> Schedule:
     """A schedule without a queue in which SM ``sm[i]`` runs ``tasks[i]``, each SM in the order of ``tasks``."""
     ptr = np.zeros(sms + 1, np.int32)
@@ -101,7 +95,7 @@ def layered(graph: Graph, sms: int, *, machine: Machine = H200) -> Schedule:
 @policy("list")
 def list_(graph: Graph, sms: int, *, machine: Machine = H200) -> Schedule:
     """List scheduling by cost: the SM that is free first takes the ready task with the longest path behind it."""
-    from mkviz.walk import list_schedule
+    from mkviz.walk import list_schedule  # numba
 
     sm, placed = list_schedule(graph, topological_order(graph), machine.task_ns(graph, sms), machine.hop_ns, sms)
     return owned(placed, sm[placed], sms, "list")

@@ -8,6 +8,7 @@ import numpy as np
 
 from mkviz.errors import MkvizError
 from mkviz.graph import MAX_TASKS, Graph
+from mkviz.order import follows, topological_order
 from mkviz.record import NO_WAIT
 from mkviz.schedule import Schedule
 
@@ -38,7 +39,8 @@ def _problems(graph: Graph, schedule: Schedule | None) -> Iterator[tuple[str, st
     if malformed:
         return
     yield from _waits(graph)
-    cycle = _cycle(graph)
+    order = topological_order(graph)
+    cycle = _cycle(graph, order)
     if cycle:
         yield f"graph {graph.name} has a cycle: {_chain(cycle)}", "remove one of these waits"
     if schedule is None:
@@ -46,7 +48,7 @@ def _problems(graph: Graph, schedule: Schedule | None) -> Iterator[tuple[str, st
     unfit = list(_each_once(graph, schedule))
     yield from unfit
     yield from _ring_order(graph, schedule)
-    if not cycle and not unfit:
+    if not cycle and not unfit and not follows(schedule, order):
         yield from _deadlock(graph, schedule)
 
 
@@ -143,11 +145,8 @@ def _waits(graph: Graph) -> Iterator[tuple[str, str]]:
         yield f"{len(bad) - SHOWN} more waits that cannot be met", "needs from 1 to the arrivals of their counters"
 
 
-def _cycle(graph: Graph) -> list[str]:
-    """A cycle told task by task, each line with the counter through which it waits for the next; empty if there is none."""
-    from mkviz.walk import topological_order  # numba loads when something is checked, not when mkviz is imported
-
-    order = topological_order(graph)
+def _cycle(graph: Graph, order: np.ndarray) -> list[str]:
+    """A cycle told task by task, each with the counter through which it waits for the next; empty if there is none."""
     if len(order) == len(graph):
         return []
     done = np.zeros(len(graph), bool)
@@ -216,7 +215,7 @@ def _ring_order(graph: Graph, schedule: Schedule) -> Iterator[tuple[str, str]]:
 
 
 def _deadlock(graph: Graph, schedule: Schedule) -> Iterator[tuple[str, str]]:
-    from mkviz.walk import walk
+    from mkviz.walk import walk  # numba
 
     held, done, tickets = walk(graph, schedule)
     if done.all():

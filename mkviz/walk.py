@@ -69,7 +69,7 @@ def _finish(task, links, unmet, value, cursor, free):
 
 
 @njit(cache=True)
-def _topological(links, order):
+def _sort(links, order):
     tasks = len(links.unmet)
     unmet, cursor = links.unmet.copy(), links.waiter_ptr[:-1].copy()
     value = np.zeros(len(cursor), np.int64)
@@ -85,10 +85,10 @@ def _topological(links, order):
     return n
 
 
-def topological_order(graph: Graph) -> np.ndarray:
-    """i32[]: task ids, producers first; graph order where that is one already.  A graph with a cycle leaves some out."""
+def sort(graph: Graph) -> np.ndarray:
+    """i32[]: a topological order, of tasks that are free the lowest first; tasks behind a cycle are left out."""
     order = np.empty(len(graph), np.int32)
-    return order[: _topological(links(graph), order)]
+    return order[: _sort(links(graph), order)]
 
 
 @njit(cache=True)
