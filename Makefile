@@ -13,7 +13,8 @@ endif
 VENV ?= .venv
 BIN := $(VENV)/bin
 PINS := $(wildcard constraints/py$(MINOR).txt)
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PINS:%=-c %)
+# Bytecode is left to the first import: compiling all of it would double the time.
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PINS:%=-c %)
 MARKS ?= not gpu and not slow and not browser
 
 .PHONY: demo test browser lint constraints clean
