@@ -8,7 +8,14 @@ from mkviz.graph import Graph, GraphBuilder
 from mkviz.schedule import Schedule
 
 
-def random_graph(seed: int, layers: int = 4, width: int = 6, max_bytes: int = 200_000, shuffle: bool | None = None) -> Graph:
+def random_graph(
+    seed: int,
+    layers: int = 4,
+    width: int = 6,
+    max_bytes: int = 200_000,
+    max_flops: int = 40_000_000,
+    shuffle: bool | None = None,
+) -> Graph:
     """A layered DAG of up to ``layers * 3 * width`` tasks.
 
     In it: counters with one and with many producers, tasks that raise several counters and tasks that raise none, tasks
@@ -39,7 +46,7 @@ def random_graph(seed: int, layers: int = 4, width: int = 6, max_bytes: int = 20
                 for c in raises:
                     own[c] = own.get(c, 0) + 1
                 size = int(rng.integers(1, max_bytes)) if rng.random() < 0.8 else 0
-                flops = int(rng.integers(1, 40_000_000)) if rng.random() < 0.8 else 0
+                flops = int(rng.integers(1, max_flops)) if rng.random() < 0.8 else 0
                 tasks.append({"op": op, "layer": layer, "tile": tile, "bytes": size, "flops": flops})
                 tasks[-1] |= {"waits": waits, "raises": raises}
             raised |= own
