@@ -133,7 +133,17 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
                 matrix("expert_up", spec.width, hidden, tiling.expert_up, 2, share, layer=layer, slot=slot,
                        waits=[ffn_in, router], raises=[hid])  # fmt: skip
             if config.shared_width:
-                matrix("shared_up", config.shared_width, hidden, tiling.shared_up, 2, variant=1, layer=layer, waits=[ffn_in], raises=[hid])
+                matrix(
+                    "shared_up",
+                    config.shared_width,
+                    hidden,
+                    tiling.shared_up,
+                    2,
+                    variant=1,
+                    layer=layer,
+                    waits=[ffn_in],
+                    raises=[hid],
+                )
             k_down, down = min(config.experts, rows * config.top_k) * spec.width + config.shared_width, "expert_down"
         else:
             matrix("dense_up", spec.width, hidden, tiling.dense_up, 2, layer=layer, waits=[ffn_in], raises=[hid])

@@ -23,7 +23,9 @@ class PagePool:
 
     def take(self, count: int) -> list[int]:
         if count > len(self._free):
-            raise MkvizError(f"KV cache: {count} pages wanted, {len(self._free)} of {self.total} free", "fewer or shorter requests")
+            raise MkvizError(
+                f"KV cache: {count} pages wanted, {len(self._free)} of {self.total} free", "fewer or shorter requests"
+            )
         return [self._free.pop() for _ in range(count)]
 
     def give_back(self, pages: list[int]) -> None:

@@ -63,15 +63,24 @@ def add_release(typingctx, array, index, value):
 
 
 @intrinsic
+def exchange_acquire(typingctx, array, index, value):
+    """Atomically put ``value`` at array[index] with acquire; returns what was there."""
+
+    def codegen(context, builder, sig, args):
+        p = _element(context, builder, sig.args[0], args[0], _index(builder, args, sig, 1))
+        return builder.atomic_rmw("xchg", p, args[2], "acquire")
+
+    return array.dtype(array, index, array.dtype), codegen
+
+
+@intrinsic
 def now_ns(typingctx):
     """CLOCK_MONOTONIC in ns (i64), the CPU backend's global timer and its cycle counter in one."""
 
     def codegen(context, builder, sig, args):
         pair = ir.ArrayType(_I64, 2)
         spec = cgutils.alloca_once(builder, pair)
-        fn = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_I32, [_I32, pair.as_pointer()]), "clock_gettime"
-        )
+        fn = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, [_I32, pair.as_pointer()]), "clock_gettime")
         builder.call(fn, [ir.Constant(_I32, _CLOCK_MONOTONIC), spec])
         zero, one = ir.Constant(_I32, 0), ir.Constant(_I32, 1)
         seconds = builder.load(builder.gep(spec, [zero, zero]))

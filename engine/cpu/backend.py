@@ -15,7 +15,7 @@ from engine.config import ModelConfig
 from engine.cpu import attention, math, ops, routing
 from engine.cpu.binding import Binding, Scratch, pack
 from engine.cpu.params import load_params
-from engine.cpu.worker import Shared, StepCall, Table, play
+from engine.cpu.worker import NOTHING, SM_WORDS, Shared, StepCall, Table, play
 from engine.plan import StepPlan, StepResult
 from engine.tiling import PAGE, ROW_BUCKETS, SPLIT, Tiling
 from mkviz.errors import MkvizError
@@ -158,7 +158,8 @@ class CpuBackend:
             g.arrivals, schedule.order_ptr, schedule.order, schedule.queue, schedule.sms,
         )  # fmt: skip
         shared = Shared(
-            np.zeros(len(g.counters), np.uint32), np.zeros(1, np.uint64), np.zeros(1, np.uint32), self.rings.records,
+            np.zeros(len(g.counters), np.uint32), np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.zeros(1, np.uint32),
+            np.zeros(self.sms, np.uint32), np.full((self.sms, SM_WORDS), NOTHING, np.int64), self.rings.records,
             self.rings.live.view(np.uint64).reshape(-1), self.rings.limit,
         )  # fmt: skip
         graph_id = len(self.graphs)
@@ -174,9 +175,7 @@ class CpuBackend:
             raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
         graph_id, table, shared, epoch = self.table(StepShape.covering(len(plan), keys))
         self._fill(plan)
-        it = StepCall(
-            self._binding.ctypes.data, epoch[0], self.serial, self.serial, self.trace, self.seed, self.jitter_ns
-        )
+        it = StepCall(self._binding.ctypes.data, epoch[0], self.serial, self.trace, self.seed, self.jitter_ns)
         begin = time.monotonic_ns()
         for jobs in self._jobs:
             jobs.put((table, shared, it))
@@ -186,7 +185,9 @@ class CpuBackend:
         epoch[0] += 1
         error = next((e for e in errors if e is not None), None)
         if error is not None:
-            shared.counters[:], shared.tickets[:], shared.abort[:], epoch[0] = 0, 0, 0, 0
+            for state in (shared.counters, shared.tickets, shared.finished, shared.abort, shared.lock):
+                state[:] = 0
+            shared.sm[:], epoch[0] = NOTHING, 0
             raise error
         a, rows = self._arrays, len(plan)
         return StepResult(a["logits"][:rows], a["greedy"][:rows].copy(), self._routes(), graph_id, begin, end)
@@ -204,7 +205,9 @@ class CpuBackend:
     def _routes(self) -> list[tuple[int, int, int, int]]:
         expert, rows = self._arrays["route_expert"], self._arrays["route_rows"]
         layers, slots = np.nonzero(expert >= 0)
-        return list(zip(layers.tolist(), slots.tolist(), expert[layers, slots].tolist(), rows[layers, slots].tolist(), strict=True))
+        return list(
+            zip(layers.tolist(), slots.tolist(), expert[layers, slots].tolist(), rows[layers, slots].tolist(), strict=True)
+        )
 
     def _play(self, job: tuple[Table, Shared, StepCall], worker: int) -> BaseException | None:
         try:

@@ -77,7 +77,11 @@ def _vectors(config: ModelConfig, weights: Weights, ffn_width: int) -> dict[str,
     def per_layer(part: str, size: int, default: float = 0.0) -> np.ndarray:
         return np.stack([vector(f"layers.{i}.{part}", size, default) for i in range(layers)])
 
-    qkv = [per_layer("q_bias", config.heads * d), per_layer("k_bias", config.kv_heads * d), per_layer("v_bias", config.kv_heads * d)]
+    qkv = [
+        per_layer("q_bias", config.heads * d),
+        per_layer("k_bias", config.kv_heads * d),
+        per_layer("v_bias", config.kv_heads * d),
+    ]
     info = [(s.rope, config.window if s.attention == "sliding" else 0, s.width) for s in config.layers]
     return {
         "scalars": np.array([config.eps, config.logit_scale], np.float32),

@@ -1,0 +1,103 @@
+"""The command ``mkviz generate``: prompt in, text out, and a trace of every task if wanted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from mkviz.errors import MkvizError
+from mkviz.protocols import GenerateRequest
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command that opens an engine takes."""
+    parser.add_argument("--model", help="a directory, a fetched model's name, or demo (the default)")
+    parser.add_argument("--sms", type=int, default=16, help="SMs that the CPU backend plays (default 16)")
+    parser.add_argument("--workers", type=int, help="threads that play them (default: one per core)")
+    parser.add_argument("--mode", choices=("fp32", "bf16"), default="fp32", help="bf16 rounds where a kernel rounds")
+    parser.add_argument("--policy", default="round_robin", help="scheduling policy (see mkviz schedule show)")
+
+
+def open_engine(args: argparse.Namespace, **options):
+    from engine.engine import Engine
+
+    return Engine(args.model, sms=args.sms, workers=args.workers, mode=args.mode, policy=args.policy, **options)
+
+
+class Generate:
+    """``mkviz generate "prompt"``: streams the answer to stdout and the figures to stderr."""
+
+    name = "generate"
+    help = "generate text from a prompt, optionally recording a trace"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("prompt", help="the prompt; - reads it from stdin")
+        add_engine_arguments(parser)
+        parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+        parser.add_argument("--max-tokens", type=int, default=256, help="tokens to generate at most (default 256)")
+        parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (the default)")
+        parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0 keeps all (the default)")
+        parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this mass (default 1)")
+        parser.add_argument("--seed", type=int, help="the same seed gives the same tokens (default: drawn anew)")
+        parser.add_argument("--stop", action="append", default=[], help="stop before this string; may be given again")
+        parser.add_argument("--trace", metavar="OUT.mkt", type=Path, help="record every task of every step")
+        parser.add_argument("--overwrite", action="store_true", help="replace an existing trace")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from engine.generator import EngineGenerator
+        from mkviz.trace import TraceWriter
+
+        prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+        if not prompt.strip():
+            raise MkvizError("prompt: empty", "some text")
+        request = GenerateRequest(
+            prompt, max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed,
+            stop=tuple(args.stop),
+        )  # fmt: skip
+        writer = None
+        engine = open_engine(args, trace=args.trace is not None)
+        try:
+            if args.trace is not None:
+                writer = TraceWriter(
+                    args.trace,
+                    kind="measured",
+                    label=f"measured ({engine.device})",
+                    device=engine.device,
+                    overwrite=args.overwrite,
+                )
+                engine.add_sink(writer)
+            generator = EngineGenerator(engine, raw=args.raw, live=False)
+            pieces = []
+            complete = False
+            try:
+                begin = time.monotonic_ns()
+                for piece in generator.stream(request):
+                    pieces.append(piece)
+                    print(piece.text, end="", flush=True)
+                complete = True
+            finally:
+                print()
+                if writer is not None:
+                    engine.remove_sink(writer)
+                    writer.close(complete)
+        finally:
+            engine.close()
+        _report(pieces, begin)
+        if writer is not None:
+            if writer.error:
+                raise MkvizError(f"trace {args.trace} is incomplete: {writer.error}", "free space, or another place")
+            print(f"trace: {args.trace} (mkviz view {args.trace})", file=sys.stderr)
+        return 0
+
+
+def _report(pieces, begin: int) -> None:
+    """Tokens, time to first token and decode speed of this run, to stderr."""
+    times = [p.time for p in pieces if p.token >= 0]
+    if not times:
+        return
+    line = f"{len(times)} tokens, first after {times[0] / 1e6:.1f} ms"
+    if len(times) > 1:
+        line += f", then {(len(times) - 1) / (times[-1] - times[0]) * 1e9:.1f} tok/s"
+    print(f"{line} ({(time.monotonic_ns() - begin) / 1e9:.2f} s in all)", file=sys.stderr)

@@ -1,0 +1,69 @@
+"""EngineGenerator: the engine as mkviz knows it, registered under ``mkviz.generators``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from engine.chat import render_chat
+from engine.engine import Engine
+from engine.sampling import SamplingParams
+from mkviz.errors import MkvizError
+from mkviz.protocols import GenerateRequest, Piece, Sink, Source
+from mkviz.store import LiveStore
+
+
+class EngineGenerator:
+    """See :class:`mkviz.protocols.Generator`.  Chat ``messages`` go through the model's template; so does a bare ``prompt``
+    where the model has one (``raw=True``: it never does).  ``live=False``: no store of recent steps, for the command line."""
+
+    name = "engine"
+
+    def __init__(self, engine: Engine, raw: bool = False, live: bool = True):
+        self.engine, self.raw = engine, raw
+        self._store = LiveStore(f"measured ({engine.device})", "measured")
+        if live:
+            engine.add_sink(self._store)
+
+    @property
+    def model(self) -> str:
+        return self.engine.model
+
+    @property
+    def source(self) -> Source:
+        return self._store
+
+    def stream(self, request: GenerateRequest) -> Iterator[Piece]:
+        """Check and queue the request, then return its pieces.  Raises MkvizError at once when it is bad."""
+        tokens, shown = self._encode(request)
+        seed = secrets.randbits(32) if request.seed is None else request.seed
+        params = SamplingParams(
+            max_tokens=request.max_tokens, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, seed=seed,
+            stop=tuple(request.stop),
+        )  # fmt: skip
+        return self.engine.stream(self.engine.submit(tokens, params, shown))
+
+    def _encode(self, request: GenerateRequest) -> tuple[list[int], str]:
+        tokenizer = self.engine.tokenizer
+        messages = request.messages
+        if messages is None:
+            if not request.prompt.strip():
+                raise MkvizError("prompt: empty", "some text")
+            if self.raw or not tokenizer.chat_templates:
+                return tokenizer.encode(request.prompt), request.prompt
+            messages = [{"role": "user", "content": request.prompt}]
+        return tokenizer.encode(render_chat(tokenizer, messages), special=False), str(messages[-1].get("content", ""))
+
+    def add_sink(self, sink: Sink) -> None:
+        self.engine.add_sink(sink)
+
+    def remove_sink(self, sink: Sink) -> None:
+        self.engine.remove_sink(sink)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def open_generator(model: str | None = None, **options) -> EngineGenerator:
+    """Open the engine on a model: None or ``demo``, a fetched model's name, or a directory."""
+    return EngineGenerator(Engine(model, **options))

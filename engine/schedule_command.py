@@ -1,0 +1,122 @@
+"""The command ``mkviz schedule``: look at the graph and schedule of a model's step without running it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mkviz.errors import MkvizError
+
+
+class Schedule:
+    """``mkviz schedule show|dump|check``."""
+
+    name = "schedule"
+    help = "show, dump or check the task graph and schedule of a model's step"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        actions = parser.add_subparsers(dest="action", required=True, metavar="show|dump|check")
+        for action, text in (
+            ("show", "tasks, bytes, flops and waits per op, and the load of the SMs"),
+            ("dump", "every task as a line of JSON: op, SM, bytes, waits, raises"),
+            ("check", "run the validator and say what it found"),
+        ):
+            p = actions.add_parser(action, help=text)
+            p.add_argument("--model", help="a directory, a fetched model's name, or demo (the default)")
+            p.add_argument("--sms", type=int, default=132, help="SMs (default 132, an H200)")
+            p.add_argument("--rows", type=int, default=1, help="rows of the step (default 1)")
+            p.add_argument("--context", type=int, help="keys of the longest row (default: as many as rows)")
+            p.add_argument("--policy", default="round_robin", help="scheduling policy")
+            if action == "dump":
+                p.add_argument("--out", type=Path, help="write there instead of stdout")
+
+    def run(self, args: argparse.Namespace) -> int:
+        graph, schedule = step_schedule(args.model, args.sms, args.rows, args.context, args.policy)
+        if args.action == "dump":
+            return _dump(graph, schedule, args.out)
+        if args.action == "check":
+            return _check(graph, schedule)
+        _show(graph, schedule)
+        return 0
+
+
+def step_schedule(model: str | None, sms: int, rows: int, context: int | None, policy: str):
+    """(Graph, Schedule) of a step of ``rows`` rows, the longest of which sees ``context`` keys."""
+    from engine.builder import StepShape, build_graph
+    from engine.config import load_config
+    from engine.models import resolve_model
+    from engine.tiling import Tiling
+    from mkviz.policies import make_schedule
+
+    config = load_config(resolve_model(model))
+    if sms < 1:
+        raise MkvizError(f"--sms: {sms}", "at least 1")
+    context = rows if context is None else context
+    if not rows <= context <= config.max_positions:
+        raise MkvizError(f"--context: {context}", f"at least the {rows} rows, at most the model's {config.max_positions}")
+    graph = build_graph(config, StepShape.covering(rows, context), Tiling.for_sms(config, sms)).graph
+    return graph, make_schedule(graph, sms, policy)
+
+
+def _show(graph, schedule) -> None:
+    print(f"{graph.name}: {len(graph)} tasks, {len(graph.counters)} counters, {len(graph.wait_counter)} waits")
+    print(f"{'op':<12}{'tasks':>8}{'bytes':>12}{'share':>8}{'MFLOP':>10}{'waits/task':>12}")
+    total, waits = max(1, int(graph.bytes.sum())), np.diff(graph.wait_ptr)
+    for i, op in enumerate(graph.ops):
+        mine = graph.op == i
+        if n := int(mine.sum()):
+            size = int(graph.bytes[mine].sum())
+            print(
+                f"{op:<12}{n:>8}{human(size):>12}{size / total:>8.1%}{graph.flops[mine].sum() / 1e6:>10.2f}{waits[mine].mean():>12.2f}"
+            )
+    print(f"{'all':<12}{len(graph):>8}{human(total):>12}{1:>8.1%}{graph.flops.sum() / 1e6:>10.2f}{waits.mean():>12.2f}")
+    print(f"\nschedule {schedule.policy}: {schedule.sms} SMs, {len(schedule.order)} owned tasks, {len(schedule.queue)} claimed")
+    if len(schedule.order):
+        sm = schedule.sm_of(len(graph))
+        load = np.bincount(sm[sm >= 0], weights=graph.bytes[sm >= 0], minlength=schedule.sms)
+        print(f"bytes per SM: least {human(load.min())}, mean {human(load.mean())}, most {human(load.max())}")
+
+
+def _dump(graph, schedule, out: Path | None) -> int:
+    sm = schedule.sm_of(len(graph))
+    try:
+        stream = sys.stdout if out is None else open(out, "w", encoding="utf-8")
+        for t in range(len(graph)):
+            line = {
+                "task": t, "op": graph.ops[graph.op[t]], "layer": int(graph.layer[t]), "slot": int(graph.slot[t]),
+                "tile": int(graph.tile[t]), "sm": int(sm[t]), "bytes": int(graph.bytes[t]), "flops": int(graph.flops[t]),
+                "waits": [[graph.counters[c], n] for c, n in graph.waits(t)], "raises": [graph.counters[c] for c in graph.raises(t)],
+            }  # fmt: skip
+            print(json.dumps(line), file=stream)
+        if out is not None:
+            stream.close()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise MkvizError(f"--out {out}: {error.strerror}", "a file that can be written") from None
+    return 0
+
+
+def _check(graph, schedule) -> int:
+    from mkviz.validate import problems
+
+    found = problems(graph, schedule)
+    for line in found:
+        print(line)
+    if not found:
+        print(f"{graph.name}, {schedule.policy} over {schedule.sms} SMs: acyclic, every wait satisfiable, no deadlock, "
+              "ring order equals consumption order")  # fmt: skip
+    return 1 if found else 0
+
+
+def human(size: float) -> str:
+    """Bytes with a unit, powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
