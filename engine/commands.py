@@ -53,8 +53,8 @@ class Generate:
         if not prompt.strip():
             raise MkvizError("prompt: empty", "some text")
         request = GenerateRequest(
-            prompt, max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed,
-            stop=tuple(args.stop),
+            prompt, max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
+            seed=args.seed, stop=tuple(args.stop),
         )  # fmt: skip
         writer = None
         engine = open_engine(args, trace=args.trace is not None)

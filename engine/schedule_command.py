@@ -66,14 +66,15 @@ def _show(graph, schedule) -> None:
     print(f"{graph.name}: {len(graph)} tasks, {len(graph.counters)} counters, {len(graph.wait_counter)} waits")
     print(f"{'op':<12}{'tasks':>8}{'bytes':>12}{'share':>8}{'MFLOP':>10}{'waits/task':>12}")
     total, waits = max(1, int(graph.bytes.sum())), np.diff(graph.wait_ptr)
+
+    def line(name: str, mine) -> None:
+        size, flops = int(graph.bytes[mine].sum()), graph.flops[mine].sum() / 1e6
+        print(f"{name:<12}{mine.sum():>8}{human(size):>12}{size / total:>8.1%}{flops:>10.2f}{waits[mine].mean():>12.2f}")
+
     for i, op in enumerate(graph.ops):
-        mine = graph.op == i
-        if n := int(mine.sum()):
-            size = int(graph.bytes[mine].sum())
-            print(
-                f"{op:<12}{n:>8}{human(size):>12}{size / total:>8.1%}{graph.flops[mine].sum() / 1e6:>10.2f}{waits[mine].mean():>12.2f}"
-            )
-    print(f"{'all':<12}{len(graph):>8}{human(total):>12}{1:>8.1%}{graph.flops.sum() / 1e6:>10.2f}{waits.mean():>12.2f}")
+        if (graph.op == i).any():
+            line(op, graph.op == i)
+    line("all", np.ones(len(graph), bool))
     print(f"\nschedule {schedule.policy}: {schedule.sms} SMs, {len(schedule.order)} owned tasks, {len(schedule.queue)} claimed")
     if len(schedule.order):
         sm = schedule.sm_of(len(graph))
@@ -82,23 +83,26 @@ def _show(graph, schedule) -> None:
 
 
 def _dump(graph, schedule, out: Path | None) -> int:
-    sm = schedule.sm_of(len(graph))
+    lines = "".join(json.dumps(line) + "\n" for line in _tasks(graph, schedule))
+    if out is None:
+        sys.stdout.write(lines)
+        return 0
     try:
-        stream = sys.stdout if out is None else open(out, "w", encoding="utf-8")
-        for t in range(len(graph)):
-            line = {
-                "task": t, "op": graph.ops[graph.op[t]], "layer": int(graph.layer[t]), "slot": int(graph.slot[t]),
-                "tile": int(graph.tile[t]), "sm": int(sm[t]), "bytes": int(graph.bytes[t]), "flops": int(graph.flops[t]),
-                "waits": [[graph.counters[c], n] for c, n in graph.waits(t)], "raises": [graph.counters[c] for c in graph.raises(t)],
-            }  # fmt: skip
-            print(json.dumps(line), file=stream)
-        if out is not None:
-            stream.close()
-    except BrokenPipeError:
-        raise
+        out.write_text(lines, encoding="utf-8")
     except OSError as error:
         raise MkvizError(f"--out {out}: {error.strerror}", "a file that can be written") from None
     return 0
+
+
+def _tasks(graph, schedule):
+    sm = schedule.sm_of(len(graph))
+    for t in range(len(graph)):
+        yield {
+            "task": t, "op": graph.ops[graph.op[t]], "layer": int(graph.layer[t]), "slot": int(graph.slot[t]),
+            "tile": int(graph.tile[t]), "sm": int(sm[t]), "bytes": int(graph.bytes[t]), "flops": int(graph.flops[t]),
+            "waits": [[graph.counters[c], n] for c, n in graph.waits(t)],
+            "raises": [graph.counters[c] for c in graph.raises(t)],
+        }  # fmt: skip
 
 
 def _check(graph, schedule) -> int:

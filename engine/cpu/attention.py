@@ -1,7 +1,7 @@
 """Attention ops of the CPU interpreter: one split of the keys, and the merge of splits.
 
-Splits are blocks of ``SPLIT`` absolute positions, so which splits a row has, and every sum in them, follows from its own length;
-slots that the graph has beyond them are skipped.
+Splits are blocks of ``SPLIT`` absolute positions, so which splits a row has, and every sum in them, follows from its own
+length; slots that the graph has beyond them are skipped.
 """
 
 from __future__ import annotations

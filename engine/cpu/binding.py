@@ -1,6 +1,6 @@
 """Binding: everything an op of the CPU backend reads or writes, as one block of 64-bit words, like a kernel's parameter block.
 
-A word is a size, a switch or the address of an array.  Ops turn the words they need into array views (:func:`f32`, :func:`i32`).
+A word is a size, a switch or the address of an array.  Ops turn the words they need into array views (:func:`f32`, …).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ ROUTERS = ("sigmoid", "softmax_chosen", "softmax_all")
 
 @njit(nogil=True)
 def has(chosen, expert):
-    for k in range(chosen.shape[0]):
+    for k in range(chosen.shape[0]):  # noqa: SIM110 (numba has no any())
         if chosen[k] == expert:
             return True
     return False

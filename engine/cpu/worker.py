@@ -165,7 +165,8 @@ def _waits_met(table, shared, it, sm, t):
 def _execute(table, shared, it, scratch, sm, t):
     """Run a task whose waits are met, raise its counters, leave its record.
 
-    ready: its last wait was seen met · begin, end: around the op · publish: read just before the release that lets consumers go.
+    ready: its last wait was seen met · begin, end: around the op · publish: read just before the release that lets
+    consumers go.
     """
     if it.trace:
         ready = now_ns()
