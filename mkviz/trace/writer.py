@@ -78,6 +78,7 @@ class TraceWriter:
         self._changed = threading.Condition()
         self._ending = self._wanted = self._complete = False
         self._told_lost = self._meta["lost"].copy()
+        _parquet(schema.table_of_rows("steps", []))  # pyarrow imports much at first use: now, not while something is recorded
         _create(self.path, self._meta, overwrite)
         self._thread = threading.Thread(target=self._work, name="mkviz-trace", daemon=True)
         self._thread.start()

@@ -422,6 +422,8 @@ KILLER = """
 import os, random, signal, sys, time
 sys.path.insert(0, sys.argv[2])
 from test_trace import write_many
+from mkviz.trace.schema import table_of_rows
+table_of_rows("clocks", [])  # pyarrow imports what it needs for this once, here, instead of in every child
 rng = random.Random(20)
 for k in range(20):
     path = f"{sys.argv[1]}/{k}.mkt"
@@ -432,7 +434,7 @@ for k in range(20):
         os._exit(0)
     while not os.path.exists(f"{path}.out") or not os.path.getsize(f"{path}.out"):
         time.sleep(0.001)
-    time.sleep(rng.uniform(0, 0.3))
+    time.sleep(rng.uniform(0, 0.4))
     os.kill(pid, signal.SIGKILL)
     print("ended" if os.waitpid(pid, 0)[1] == 0 else "killed", path, flush=True)
 """
