@@ -302,3 +302,14 @@ def store_of(events: np.ndarray, graphs: dict[int, tuple[Graph, Schedule]], step
         store.step(info, events[slice(*np.searchsorted(events["step"], [number, number + 1]))])
     store.close()
     return store
+
+
+def store_of_trace(path: str, max_bytes: int = DEFAULT_BYTES) -> LiveStore:
+    """The steps of a trace (the newest, where ``max_bytes`` does not hold them all), with the label that its ``meta`` gives.
+
+    Raises MkvizError for a path that is no readable trace.
+    """
+    from mkviz.trace import Trace
+
+    trace = Trace.open(path)
+    return store_of(trace.events(), trace.graphs, trace.steps, label=trace.label, kind=trace.kind, max_bytes=max_bytes)

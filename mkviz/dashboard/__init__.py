@@ -1,0 +1,1 @@
+"""The dashboard: Panel pages over the protocols Source and Generator."""

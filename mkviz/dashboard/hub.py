@@ -1,0 +1,94 @@
+"""Hub: what all sessions of one server process share.  Sources by name, generators by model, and who is generating."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import TYPE_CHECKING
+
+from mkviz.errors import MkvizError
+from mkviz.plugins import GENERATORS, plugins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mkviz.protocols import Generator, Source
+
+DEFAULT_MODEL = "demo"
+LIVE = "live: "
+
+
+class Hub:
+    """Sources and generators of this process.
+
+    ``openers`` maps names to functions ``open_generator(model: str | None) -> Generator``; by default the entry points of the
+    group ``mkviz.generators``.  ``boot`` tells one server process from the next, so that a page knows it was restarted.
+    """
+
+    def __init__(self, openers: dict[str, Callable] | None = None):
+        self.boot = secrets.token_hex(4)
+        self._lock = threading.Lock()
+        self._opening: dict[str, threading.Lock] = {}
+        self._sources: dict[str, Source] = {}
+        self._generators: dict[str, Generator] = {}
+        self._openers = openers
+        self.problems: list[str] = []
+
+    @property
+    def openers(self) -> dict[str, Callable]:
+        if self._openers is None:
+            self._openers = {}
+            for name, entry in plugins(GENERATORS).items():
+                try:
+                    self._openers[name] = entry.load()
+                except Exception as error:  # a broken plug-in must not take the viewer down
+                    self.problems.append(f"generator {name} does not load: {error}")
+        return self._openers
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        with self._lock:
+            return dict(self._sources)
+
+    def add_source(self, name: str, source: Source) -> None:
+        with self._lock:
+            self._sources[name] = source
+
+    @property
+    def models(self) -> list[str]:
+        """Models to offer: the default one, those opened so far, and what the generators themselves list (``models()``)."""
+        listed = [m for opener in self.openers.values() for m in getattr(opener, "models", list)()]
+        with self._lock:
+            return list(dict.fromkeys([DEFAULT_MODEL, *listed, *self._generators]))
+
+    def generator(self, model: str) -> Generator:
+        """The generator of a model, opened on first use (which may take seconds: never call this on the page's own loop).
+
+        Raises MkvizError when there is none or the model does not load.
+        """
+        if not self.openers:
+            raise MkvizError("no generator is installed", "install mkviz with its engine, or open a trace")
+        with self._lock:
+            opening = self._opening.setdefault(model, threading.Lock())
+        with opening:
+            with self._lock:
+                known = self._generators.get(model)
+            if known is None:
+                opener = next(iter(self.openers.values()))
+                known = opener(None if model == DEFAULT_MODEL else model)
+                with self._lock:
+                    self._generators[model] = known
+                    self._sources[LIVE + model] = known.source
+        return known
+
+    def open_trace(self, path: str) -> str:
+        """Load a trace and return the name of its source.  Raises MkvizError for what is no readable trace."""
+        from mkviz.store import store_of_trace
+
+        name = f"trace: {path}"
+        self.add_source(name, store_of_trace(path))
+        return name
+
+
+hub = Hub()
+"""The hub of this process: ``panel serve`` runs the page's script once per session, but imports this module once."""

@@ -1,0 +1,39 @@
+"""Legend: the ops in view with their colours and time shares; hides and isolates them."""
+
+from __future__ import annotations
+
+import param
+from panel.custom import JSComponent
+
+from mkviz import palette
+from mkviz.dashboard.theme import HERE, asset
+from mkviz.dashboard.units import percent
+
+
+class LegendBar(JSComponent):
+    """The buttons.  (A class whose name ends in Legend would be taken by the page's shell for a Bokeh legend and restyled.)"""
+
+    items = param.List([], doc="dicts: op, colour, share (text), hidden, clickable")
+
+    _esm = HERE / "legend.js"
+    _stylesheets = [asset("legend.css")]  # noqa: RUF012
+
+    def __init__(self, handler, **params):
+        self._handler = handler
+        super().__init__(**params)
+
+    def _handle_msg(self, data) -> None:
+        self._handler(data["op"], bool(data["alone"]))
+
+    def update(self, scene) -> None:
+        """Shares are of all lanes' time within steps in view, so busy, wait, tail and what is between add up to 100 %."""
+        total = scene.summary
+        stepped = total.stepped or 1
+        items = [
+            {"op": op, "colour": colour, "share": percent(busy / stepped), "hidden": op in scene.look.hidden, "clickable": True}
+            for op, colour, busy in zip(scene.snapshot.ops, scene.op_colours, total.busy, strict=True)
+        ]
+        if scene.look.mode == "op":
+            for name, share in (("wait", total.wait_share), ("tail", total.tail_share)):
+                items.append({"op": name, "colour": palette.WAIT, "share": percent(share), "hidden": False, "clickable": False})
+        self.items = items

@@ -1,0 +1,100 @@
+"""Page: the served page.  ``page()`` builds one session's; a script under ``panel serve`` makes it servable."""
+
+from __future__ import annotations
+
+import panel as pn
+import panel_material_ui as pmui
+from bokeh.models import CustomJS
+from bokeh.themes import Theme
+
+from mkviz.dashboard.hub import Hub, hub
+from mkviz.dashboard.panels import Panels
+from mkviz.dashboard.session import TICK_MS, Session
+from mkviz.dashboard.theme import DARK, LIGHT, asset
+from mkviz.dashboard.url import Url
+from mkviz.dashboard.warm import warm_up
+
+LOST = """
+let banner = document.querySelector(".mkviz-banner")
+if (!banner) {
+  banner = document.createElement("div")
+  banner.className = "mkviz-banner"
+  banner.setAttribute("role", "alert")
+  document.body.append(banner)
+}
+banner.textContent = "Disconnected: the server does not answer. This page resumes when it is back."
+"""
+
+
+# naming them keeps the shell from repainting the figures, whose colours mean something
+OWN_COLOURS = Theme(json={"attrs": {"Axis": {}, "Figure": {}, "Grid": {}, "Title": {}, "Plot": {}}})
+
+FLAT_HEADER = {
+    "& .MuiAppBar-root": {
+        "backgroundColor": "background.paper", "backgroundImage": "none", "color": "text.primary", "boxShadow": "none",
+        "borderBottom": "1px solid", "borderColor": "divider",
+    },
+    "& .MuiToolbar-root": {"minHeight": "52px !important"},
+}  # fmt: skip
+
+
+def page(shared: Hub = hub) -> pmui.Page:
+    """A page of its own session over the sources and generators that ``shared`` holds."""
+    warm_up()
+    pn.extension(reconnect=True, notifications=False)
+    panels = Panels()
+    session = Session(shared, panels)
+    panels.connect(session)
+    shell = pmui.Page(
+        title="mkviz", main=[_layout(panels)], header=[_header(panels)], raw_css=[asset("page.css")], busy_indicator=None,
+        theme_config={name: {"palette": {"primary": {"main": t.accent}}} for name, t in (("light", LIGHT), ("dark", DARK))},
+        sx=FLAT_HEADER,
+    )  # fmt: skip
+    panels.restyle(shell.dark_theme, "measured")
+
+    def themed(*_):
+        source = session.source
+        panels.restyle(shell.dark_theme, source.kind if source else "measured")
+        session.set_look(dark=shell.dark_theme)
+
+    shell.param.watch(themed, "dark_theme")
+    pn.state.onload(lambda: _start(session))
+    document = pn.state.curdoc
+    if document is not None:
+        document.theme = OWN_COLOURS
+        document.js_on_event("connection_lost", CustomJS(code=LOST))
+    return shell
+
+
+def _start(session: Session) -> None:
+    """Ticks begin once the page is there: frames sent earlier would be part of the document and never be acknowledged."""
+    url = Url(session)
+    url.restore()
+    session.tick()
+    session.panels.chat.ready = True
+
+    def tick():
+        session.tick()
+        url.save()
+
+    pn.state.add_periodic_callback(tick, TICK_MS)
+
+
+def _header(panels: Panels) -> pmui.Row:
+    return pmui.Row(panels.source, panels.live, panels.pause, sizing_mode="stretch_width", margin=0, align="center")
+
+
+def _layout(panels: Panels):
+    tools = pmui.Row(panels.mode, panels.search, margin=0)
+    top = pmui.Row(panels.stats, tools, sizing_mode="stretch_width", margin=(4, 8, 2, 8))
+    figures = [
+        pn.pane.Bokeh(f.root, sizing_mode=f.root.sizing_mode, margin=0)
+        for f in (panels.minimap, panels.timeline, *panels.strips)
+    ]
+    left = pmui.Column(top, *figures, panels.legend, sizing_mode="stretch_both", margin=0, min_height=0)
+    right = pmui.Column(
+        panels.details, panels.table, panels.chat, width=380, sizing_mode="stretch_height", margin=(6, 12, 8, 12)
+    )
+    return pmui.Row(
+        left, right, sizing_mode="stretch_both", margin=0, styles={"height": "calc(100vh - 72px)", "min-height": "560px"}
+    )

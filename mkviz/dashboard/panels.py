@@ -1,0 +1,267 @@
+"""Panels: everything on the page, put side by side; each part has a ``root`` to place and shows what a session hands it."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+import panel as pn
+import panel_material_ui as pmui
+from bokeh.models import Label
+
+from mkviz import lod
+from mkviz.dashboard import probe
+from mkviz.dashboard.chat import Chat
+from mkviz.dashboard.hub import DEFAULT_MODEL
+from mkviz.dashboard.legend import LegendBar
+from mkviz.dashboard.scene import MODES
+from mkviz.dashboard.strips import Bandwidth, Busy, Minimap, Waits
+from mkviz.dashboard.theme import asset, theme_of
+from mkviz.dashboard.timeline import Timeline
+from mkviz.dashboard.units import duration, percent, size
+
+if TYPE_CHECKING:
+    from mkviz.dashboard.session import Session
+    from mkviz.store import Snapshot
+
+RECENT_TOKENS = 32
+
+
+def _pane(css_class: str, **kwargs) -> pn.pane.HTML:
+    return pn.pane.HTML("", css_classes=[css_class], stylesheets=[asset("panels.css")], margin=0, **kwargs)
+
+
+class Panels:
+    """The parts of one page.  ``show_*`` methods take the session and change only what differs."""
+
+    def __init__(self):
+        self.timeline = Timeline()
+        self.strips = [Busy(self.timeline.x_range), Waits(self.timeline.x_range), Bandwidth(self.timeline.x_range)]
+        self.minimap = Minimap(self.timeline.x_range)
+        self.message = Label(
+            x=0,
+            y=0,
+            x_units="screen",
+            y_units="screen",
+            text="",
+            text_align="center",
+            text_baseline="middle",
+            text_font_size="15px",
+        )
+        self.timeline.root.add_layout(self.message)
+        self.stats = _pane("stats", sizing_mode="stretch_width")
+        self.details = _pane("details", sizing_mode="stretch_width", visible=False)
+        self.table = _pane("details", sizing_mode="stretch_width", visible=False)
+        self.source = pmui.Select(options=[], size="small", width=260, margin=(0, 8), label="", variant="outlined")
+        self.mode = pmui.RadioButtonGroup(options=list(MODES), value="op", size="small", margin=(0, 4))
+        self.search = pmui.TextInput(
+            placeholder="/ search op, L3", size="small", width=170, margin=(0, 4), label="", css_classes=["mkviz-search"]
+        )
+        self.live = pmui.Button(label="Live", size="small", variant="outlined", margin=(0, 4), icon="play_arrow")
+        self.pause = pmui.Button(label="Pause", size="small", variant="outlined", margin=(0, 4), icon="pause")
+        self.dark = False
+
+    def connect(self, session: Session) -> None:
+        """Route what the user does to the session."""
+        self.chat = Chat(session.chatted, sizing_mode="stretch_both", margin=0, model_name=DEFAULT_MODEL)
+        self.legend = LegendBar(session.legend_clicked, sizing_mode="stretch_width", margin=(0, 0, 0, 8))
+        timeline = self.timeline
+        timeline.view.on_change("data", lambda attr, old, new: session.viewed(new))
+        timeline.ack.on_change("data", lambda attr, old, new: session.acknowledged(new))
+        timeline.command.on_change("data", lambda attr, old, new: session.commanded(new))
+        self.source.param.watch(lambda event: session.choose(event.new), "value")
+        self.mode.param.watch(lambda event: session.set_look(mode=event.new), "value")
+        self.search.param.watch(lambda event: session.set_look(query=event.new), "value_input")
+        self.live.on_click(lambda _: session.commanded({"name": ["key"], "x": [0], "y": [0], "text": ["l"]}))
+        self.pause.on_click(lambda _: session.commanded({"name": ["key"], "x": [0], "y": [0], "text": [" "]}))
+
+    def restyle(self, dark: bool, kind: str) -> None:
+        self.dark = dark
+        self.timeline.restyle(dark, kind)
+        for part in (*self.strips, self.minimap):
+            part.restyle(dark)
+        self.message.text_color = theme_of(dark).faint
+        self.chat.dark = dark
+
+    # frames
+
+    def draw(self, session: Session) -> None:
+        scene = session.scene
+        self.message.text = ""
+        self.timeline.update(scene, session.height)
+        for strip in self.strips:
+            strip.update(scene)
+        self.show_pin(session)
+
+    def clear(self) -> None:
+        """Nothing of an earlier source stays."""
+        self.timeline.clear()
+        for strip in self.strips:
+            strip.source.data = {"x": [], "y": []}
+        self.details.visible = self.table.visible = False
+        self.stats.object, self.legend.items = "", []
+
+    def show_state(self, session: Session, snapshot: Snapshot | None) -> None:
+        """Words in the middle of an empty timeline."""
+        if snapshot is None:
+            text = "Nothing to show yet: " + ("write a prompt and press Generate" if session.hub.openers else "open a trace")
+        elif session.generation and not session.generation.over:
+            text = "Capturing: 0 tasks so far"
+        elif snapshot.closed:
+            text = "This source holds no steps"
+        else:
+            text = "No steps yet: write a prompt and press Generate"
+        if snapshot is not None and snapshot.lost_records:
+            text += f" · {snapshot.lost_records} records lost"
+        self.message.update(text=text, x=session.width / 2, y=session.height / 2)
+        self._show_label(session, snapshot)
+
+    def show_sources(self, session: Session) -> None:
+        names = list(session.hub.sources)
+        if names != self.source.options:
+            self.source.options = names
+            if not session.source_name and names:
+                session.choose(names[0])
+        if self.source.value != session.source_name and session.source_name:
+            self.source.value = session.source_name
+        models = session.hub.models if session.hub.openers else []
+        if models != self.chat.models:
+            self.chat.models = models
+        if self.chat.can_generate != bool(session.hub.openers):
+            self.chat.can_generate = bool(session.hub.openers)
+        empty = (
+            "The answer appears here, token by token."
+            if session.hub.openers
+            else "No generator is installed: this is a viewer."
+        )
+        if self.chat.empty != empty:
+            self.chat.empty = empty
+        self.show_follow(session)
+
+    def _show_label(self, session: Session, snapshot: Snapshot | None) -> None:
+        """The source's label on the figure itself."""
+        source = session.source
+        if source is None:
+            return
+        text = source.label
+        if snapshot is not None and snapshot.lanes:
+            graph = snapshot.graph_of(-1) if len(snapshot.steps) else next(iter(snapshot.graphs.values()))[0]
+            text += f" · {graph.name} · {snapshot.lanes} SMs"
+            if snapshot.closed and not snapshot.complete:
+                text += " · incomplete"
+        if text != self.timeline.title.text:
+            self.timeline.title.text = text
+            self.restyle(self.dark, source.kind)
+
+    def show_follow(self, session: Session) -> None:
+        """The two buttons that say whether the view moves by itself."""
+        source_over = session._snapshot is not None and session._snapshot.closed
+        following = session.follow and not session.paused
+        live = ("Following" if following else "Follow live", "contained" if following else "outlined", source_over)
+        if (self.live.label, self.live.variant, self.live.disabled) != live:
+            self.live.param.update(label=live[0], variant=live[1], disabled=live[2])
+        pause = ("Resume" if session.paused else "Pause", "contained" if session.paused else "outlined")
+        if (self.pause.label, self.pause.variant) != pause:
+            self.pause.param.update(label=pause[0], variant=pause[1], disabled=source_over)
+
+    # slower parts
+
+    def show_stats(self, session: Session) -> None:
+        scene, snapshot = session.scene, session.snapshot()
+        self._show_label(session, snapshot)
+        total = scene.summary
+        inside = snapshot.steps[
+            (snapshot.steps["begin"] - snapshot.origin < scene.x1) & (snapshot.steps["end"] - snapshot.origin > scene.x0)
+        ]
+        items = [
+            ("step", _range_of(inside["step"])),
+            ("step time", duration(float(np.median(inside["end"] - inside["begin"]))) if len(inside) else "–"),
+            ("busy", percent(total.busy_share)),
+            ("waiting", percent(total.wait_share)),
+            ("tail", percent(total.tail_share)),
+            ("tok/s", _token_rate(snapshot)),
+            ("tasks in view", f"{int(total.count.sum()):,}".replace(",", " ")),
+            ("lost", f"{snapshot.lost_records:,} records".replace(",", " ") if snapshot.lost_records else "0"),
+        ]
+        if snapshot.dropped_steps:
+            items.append(("no longer kept", f"{snapshot.dropped_steps} steps"))
+        html = "".join(
+            f'<div class="{"bad" if name == "lost" and value != "0" else ""}"><span>{name}</span><b>{escape(value)}</b></div>'
+            for name, value in items
+        )
+        self.stats.object = f'<div class="row">{html}</div>'
+
+    def show_legend(self, session: Session) -> None:
+        self.legend.update(session.scene)
+
+    def show_minimap(self, session: Session) -> None:
+        self.minimap.update(session.scene)
+
+    def show_pin(self, session: Session) -> None:
+        """Outline and arrows of the pinned task, and its facts beside the text."""
+        at = session.pinned_hit()
+        self.timeline.show_pin(session.scene, at)
+        if at is None:
+            self.details.visible = False
+            return
+        facts = probe.facts(session.scene, at)
+        waits = probe.dependencies(session.scene.snapshot, at.step, at.row)
+        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts[1:])
+        rows += f"<tr><th>producers</th><td>{len(waits)} drawn</td></tr>" if waits else ""
+        self.details.param.update(
+            object=f"<div class='card'><h3>{escape(facts[0][1])}</h3><table>{rows}</table></div>", visible=True
+        )
+
+    def show_range(self, session: Session) -> None:
+        """The measured range: length and a table per op."""
+        if session.range is None or session.scene is None:
+            self.table.visible = False
+            self.timeline.band.visible = False
+            return
+        x0, x1 = session.range
+        self.timeline.band.update(left=x0 / 1000, right=x1 / 1000, visible=True)
+        snapshot = session.scene.snapshot
+        total = lod.summary(snapshot, session.scene.tables, x0, x1)
+        body = ""
+        for k in np.argsort(-total.busy):
+            if total.count[k]:
+                body += (
+                    f"<tr><th>{escape(snapshot.ops[k])}</th><td>{total.count[k]}</td><td>{duration(total.busy[k])}</td>"
+                    f"<td>{duration(total.busy[k] / total.count[k])}</td><td>{duration(total.wait[k])}</td>"
+                    f"<td>{size(int(total.bytes[k]))}</td></tr>"
+                )
+        head = "<tr><th>op</th><td>tasks</td><td>busy</td><td>mean</td><td>waited</td><td>read</td></tr>"
+        title = f"{duration(x1 - x0)} · busy {percent(total.busy_share)} · waiting {percent(total.wait_share)}"
+        self.table.param.update(
+            object=f"<div class='card'><h3>Range {title}</h3><table class='grid'>{head}{body}</table></div>", visible=True
+        )
+
+    def show_step_band(self, session: Session, step: int) -> None:
+        """Light a step on the timeline (-1: none)."""
+        snapshot = session.snapshot()
+        at = snapshot.index_of(step) if snapshot is not None and step >= 0 else -1
+        if at < 0:
+            self.timeline.step_band.visible = False
+            return
+        begin, end = ((int(snapshot.steps[k][at]) - snapshot.origin) / 1000 for k in ("begin", "end"))
+        self.timeline.step_band.update(left=begin, right=end, visible=True)
+
+    def note(self, text: str, kind: str = "") -> None:
+        """One line under the text."""
+        if (self.chat.note, self.chat.note_kind) != (text, kind):
+            self.chat.param.update(note=text, note_kind=kind)
+
+
+def _range_of(steps: np.ndarray) -> str:
+    if not len(steps):
+        return "–"
+    return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} – {steps[-1]}"
+
+
+def _token_rate(snapshot: Snapshot) -> str:
+    """Tokens of all requests per second over the last RECENT_TOKENS."""
+    recent = snapshot.tokens[-RECENT_TOKENS:]
+    if len(recent) < 2 or recent[-1].time <= recent[0].time:
+        return "–"
+    return f"{(len(recent) - 1) / (recent[-1].time - recent[0].time) * 1e9:.1f}"

@@ -1,0 +1,142 @@
+"""Scene: what one frame shows: a session's look and viewport over a snapshot, every figure computed at most once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkviz import lod, palette
+
+if TYPE_CHECKING:
+    from mkviz.store import Snapshot
+
+MODES = ("op", "layer", "wait", "busy")
+RECT_LIMIT = 3000  # tasks in view up to which they are drawn one by one
+MAX_PIXELS = 600_000  # of an image frame: keeps a message under 1 MB
+MARGIN = 0.5  # of a viewport, sent on either side so that a drag finds something there
+DIM = 0.18
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a session wants to see: colour mode, ops it hides, what it searches for, and the theme."""
+
+    mode: str = "op"
+    hidden: frozenset[str] = field(default_factory=frozenset)
+    query: str = ""
+    dark: bool = False
+
+
+@dataclass(eq=False)
+class Scene:
+    """A snapshot seen by a look between ``x0`` and ``x1`` (ns since origin) on ``width`` pixels."""
+
+    snapshot: Snapshot
+    tables: lod.GraphTables
+    look: Look
+    x0: float
+    x1: float
+    width: int
+
+    @cached_property
+    def op_colours(self) -> list[str]:
+        return palette.op_colours(self.snapshot.ops)
+
+    @cached_property
+    def matches(self) -> np.ndarray | None:
+        """bool per row of the tables: does the task match the query; None without one.
+
+        Every word must be in the op's name, or be ``layer N`` written ``L3``, ``layer3`` or ``layer:3``.
+        """
+        words = self.look.query.lower().replace("layer ", "layer").split()
+        if not words:
+            return None
+        hit = np.ones(len(self.tables.op), bool)
+        for word in words:
+            digits = word.removeprefix("layer").removeprefix("l").lstrip(":=")
+            if digits.isdigit() and word[0] == "l":
+                hit &= self.tables.layer == int(digits)
+            else:
+                named = [i for i, op in enumerate(self.snapshot.ops) if word in op.lower()]
+                hit &= np.isin(self.tables.op, named)
+        return hit
+
+    @cached_property
+    def classing(self) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        """Class per row of the tables (u8), weight per class, colour per class."""
+        ops = len(self.snapshot.ops)
+        if self.look.mode == "layer":
+            layers = int(self.tables.layer.max(initial=-1)) + 1
+            shown = min(max(layers, 1), 200)
+            classes = np.where(self.tables.layer < 0, shown, self.tables.layer * shown // max(layers, 1)).astype(np.uint8)
+            colours, weight = [*palette.ramp(palette.LAYER_STOPS, shown), "#b0b0b0"], np.ones(shown + 1)
+        else:
+            classes, colours, weight = self.tables.op.copy(), list(self.op_colours), np.ones(ops)
+        hidden = [i for i, op in enumerate(self.snapshot.ops) if op in self.look.hidden]
+        if hidden:
+            classes[np.isin(self.tables.op, hidden)] = len(colours)
+            colours, weight = [*colours, "#000000"], np.append(weight, 0.0)
+        if self.matches is not None:
+            weight = weight * 1e9  # a match shows however short it is
+            classes[~self.matches] = len(colours)
+            colours, weight = [*colours, "#9aa0a6"], np.append(weight, 1.0)
+        return classes, weight, colours
+
+    @property
+    def dim_class(self) -> int | None:
+        """The class of tasks that do not match the query."""
+        return None if self.matches is None else len(self.classing[2]) - 1
+
+    @cached_property
+    def image(self) -> lod.ImageFrame:
+        lanes = max(1, self.snapshot.lanes)
+        span = self.x1 - self.x0
+        cols = max(16, min(int(self.width * (1 + 2 * MARGIN)), MAX_PIXELS // lanes))
+        classes, weight, _ = self.classing
+        return lod.image_frame(
+            self.snapshot, self.tables, self.x0 - MARGIN * span, self.x1 + MARGIN * span, cols, classes, weight
+        )
+
+    @cached_property
+    def rects(self) -> lod.RectFrame | None:
+        """The tasks of the view and a little on either side, None when they are too many."""
+        span = self.x1 - self.x0
+        wide = lod.rect_frame(self.snapshot, self.tables, self.x0 - MARGIN * span, self.x1 + MARGIN * span, RECT_LIMIT)
+        return wide or lod.rect_frame(self.snapshot, self.tables, self.x0, self.x1, RECT_LIMIT)
+
+    @cached_property
+    def summary(self) -> lod.Summary:
+        return lod.summary(self.snapshot, self.tables, self.x0, self.x1)
+
+    def image_u8(self) -> tuple[np.ndarray, list[str]]:
+        """u8[lanes, cols] palette indices and the 256 colours they mean, for the look's mode."""
+        frame, mode = self.image, self.look.mode
+        if mode in ("wait", "busy"):
+            share = frame.wait if mode == "wait" else frame.busy
+            return palette.share_index(share, (frame.busy > 0) | (frame.wait > 0)), palette.share_palette()
+        colours = self.classing[2]
+        table, levels = palette.image_palette(colours)
+        index = palette.image_index(frame.grid, np.minimum(frame.busy, 1), np.minimum(frame.wait, 1), levels)
+        if self.matches is not None:  # what matches stands out at full strength, whatever its share
+            index = np.where((frame.grid < self.dim_class), frame.grid * np.uint8(levels) + np.uint8(levels - 1), index)
+            for level in range(levels):
+                table[self.dim_class * levels + level] = f"#9aa0a6{int(255 * DIM * (level + 1) / levels):02x}"
+        return index.astype(np.uint8), table
+
+    def rect_colours(self, rows: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Colour (str[n]) and opacity (f32[n]) of records by the look's mode; opacity 0 hides."""
+        at = self.tables.offsets(self.snapshot)[steps] + self.snapshot.task[rows]
+        classes, weight, colours = self.classing
+        kind = classes[at]
+        alpha = np.ones(len(rows), np.float32)
+        if self.look.mode in ("wait", "busy"):
+            colour = np.full(len(rows), palette.SHARE_STOPS[0 if self.look.mode == "wait" else -1])
+        else:
+            colour = np.array([*colours, "#000000"])[kind]
+        if self.matches is not None:
+            alpha[kind == self.dim_class] = DIM
+        alpha[weight[kind] == 0] = 0
+        return colour, alpha

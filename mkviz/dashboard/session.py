@@ -1,0 +1,400 @@
+"""Session: one open page.  Keeps its look and viewport, and sends a frame when there is something new to see."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import panel as pn
+
+from mkviz import lod
+from mkviz.dashboard import probe
+from mkviz.dashboard.generation import Generation
+from mkviz.dashboard.scene import Look, Scene
+from mkviz.errors import MkvizError
+from mkviz.protocols import GenerateRequest
+
+if TYPE_CHECKING:
+    from mkviz.dashboard.hub import Hub
+    from mkviz.dashboard.panels import Panels
+    from mkviz.store import Snapshot
+
+log = logging.getLogger(__name__)
+
+TICK_MS = 100
+IN_FLIGHT = 2  # frames sent and not drawn yet, above which no more are sent
+STALE_S = 2.0  # an ack that has not come by then is taken as lost
+SLOW_S = {"stats": 0.3, "legend": 0.4, "minimap": 1.0}
+FOLLOW_STEPS = 4  # steps that a live view shows at first
+FIT_STEPS = 12  # a source of up to so many steps is first shown whole
+
+
+class Session:
+    """Wires panels to a source.  All methods run on the server's loop; ``tick`` is called every TICK_MS."""
+
+    def __init__(self, hub: Hub, panels: Panels):
+        self.hub, self.panels = hub, panels
+        self.look = Look()
+        self.source_name = ""
+        self.x0, self.x1, self.width, self.height = 0.0, 1e6, 1000.0, 400.0
+        self.follow, self.paused, self.placed = True, False, False
+        self.window = 0.0  # ns that a following view shows
+        self.pinned: tuple[int, int] | None = None  # (step number, task)
+        self.range: tuple[float, float] | None = None
+        self.generation: Generation | None = None
+        self.seq = self.acked = self.moves = 0
+        self.sent_at = 0.0
+        self._shown: tuple = ()
+        self._last: dict[str, float] = {}
+        self._keys: dict[str, tuple] = {}
+        self._snapshot: Snapshot | None = None
+        self._tables: lod.GraphTables | None = None
+        self.scene: Scene | None = None
+        self._commands = 0
+
+    # sources
+
+    @property
+    def source(self):
+        return self.hub.sources.get(self.source_name)
+
+    def choose(self, name: str) -> None:
+        """Show another source, from its beginning or live."""
+        if name == self.source_name or name not in self.hub.sources:
+            return
+        self.source_name, self._snapshot, self._tables, self.scene = name, None, None, None
+        self.placed, self.paused, self.follow, self.window = False, False, True, 0.0
+        self.pinned = self.range = None
+        self._shown, self._keys = (), {}
+        self.panels.clear()
+        self.tick()
+
+    def snapshot(self) -> Snapshot | None:
+        if self.source is None:
+            return None
+        if self._snapshot is None or not self.paused:
+            self._snapshot = self.source.snapshot()
+        return self._snapshot
+
+    def tables(self, snapshot: Snapshot) -> lod.GraphTables:
+        if self._tables is None or self._tables.ids != tuple(snapshot.graphs):
+            self._tables = lod.GraphTables(snapshot)
+        return self._tables
+
+    # frames
+
+    def tick(self) -> None:
+        """Whatever is new goes to the page.  Never raises: a bug in one tick must not end all later ones."""
+        try:
+            with pn.io.hold():
+                self._take_pieces()
+                self.panels.show_sources(self)
+                self.send()
+                self._slow()
+        except Exception:
+            log.exception("a tick of the page failed; the next one tries again")
+
+    def send(self) -> None:
+        """Send a frame unless nothing changed or the page still draws earlier ones."""
+        snapshot = self.snapshot()
+        if snapshot is None or not len(snapshot.steps):
+            self.panels.show_state(self, snapshot)
+            return
+        if not self.placed:
+            self._place(snapshot)
+        if self.follow and not self.paused:
+            self._keep_up(snapshot)
+        begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
+        span = self.x1 - self.x0
+        seen = snapshot.steps["step"][(begin < self.x1 + span) & (end > self.x0 - span)]
+        key = (self.source_name, self.x0, self.x1, self.width, self.height, self.look, self.moves, self.follow, self.pinned,
+               len(seen), int(seen[0]) if len(seen) else -1, int(seen[-1]) if len(seen) else -1, self.range)  # fmt: skip
+        if key == self._shown:
+            return
+        if self.seq - self.acked > IN_FLIGHT and time.monotonic() - self.sent_at < STALE_S:
+            return
+        self._shown = key
+        self.scene = Scene(snapshot, self.tables(snapshot), self.look, self.x0, self.x1, max(100, int(self.width)))
+        self.panels.draw(self)
+        self.seq += 1
+        self.sent_at = time.monotonic()
+        lo, hi = snapshot.extent
+        self.panels.timeline.frame.data = {
+            "seq": [self.seq], "x0": [self.x0 / 1000], "x1": [self.x1 / 1000], "follow": [int(self.follow)],
+            "moves": [self.moves], "lo": [lo / 1000], "hi": [hi / 1000],
+        }  # fmt: skip
+
+    def _slow(self) -> None:
+        """Parts that need not move with every frame, each at its own pace and only when something changed."""
+        if self.scene is None:
+            return
+        now = time.monotonic()
+        version = self._snapshot.version if self._snapshot else -1
+        generation = (self.generation.state, self.generation.tokens) if self.generation else ()
+        keys = {"stats": (self._shown, version, generation, self.paused), "legend": (self._shown,), "minimap": (version,)}
+        for name, pace in SLOW_S.items():
+            if keys[name] != self._keys.get(name) and now - self._last.get(name, 0) > pace:
+                self._keys[name] = keys[name]
+                getattr(self.panels, f"show_{name}")(self)
+                self._last[name] = time.monotonic() + 4 * (time.monotonic() - now)  # costly parts rest longer
+
+    def _place(self, snapshot: Snapshot) -> None:
+        """The first view of a source."""
+        self.placed = True
+        steps = snapshot.steps
+        length = float(np.median(steps["end"] - steps["begin"])) or 1e6
+        self.window = self.window or length * FOLLOW_STEPS
+        if not snapshot.closed:
+            return
+        self.follow = False
+        first, last = (0, len(steps) - 1) if len(steps) <= FIT_STEPS else (len(steps) // 2, len(steps) // 2 + FOLLOW_STEPS - 1)
+        self.go(int(steps["begin"][first]) - snapshot.origin, int(steps["end"][last]) - snapshot.origin)
+
+    def _keep_up(self, snapshot: Snapshot) -> None:
+        end = float(snapshot.extent[1])
+        self.x0, self.x1 = end - self.window, end
+
+    def go(self, x0: float, x1: float, follow: bool = False) -> None:
+        """Order the page to show [x0, x1] ns."""
+        self.x0, self.x1, self.follow = float(x0), float(max(x1, x0 + 20)), follow
+        self.moves += 1
+
+    # what the page tells
+
+    def viewed(self, data: dict) -> None:
+        """The viewport channel: the range the page shows now."""
+        self.width, self.height = data["width"][0], data["height"][0]
+        following = bool(data["follow"][0])
+        if not following:
+            self.x0, self.x1, self.follow = data["x0"][0] * 1000, data["x1"][0] * 1000, False
+        with pn.io.hold():
+            self.send()
+            self.panels.show_follow(self)
+
+    def acknowledged(self, data: dict) -> None:
+        self.acked = max(self.acked, int(data["seq"][0]))
+
+    def commanded(self, data: dict) -> None:
+        """Keys, hover, clicks and ranges."""
+        name, x, y, text = (data[k][0] for k in ("name", "x", "y", "text"))
+        with pn.io.hold():
+            if name == "hover":
+                self._hover(x * 1000, y)
+            elif name == "leave":
+                self._leave()
+            elif name == "tap":
+                self._tap(x * 1000, y)
+            elif name == "range":
+                self.range = (x * 1000, y * 1000)
+                self.send()
+                self.panels.show_range(self)
+            elif name == "key":
+                self._key(text)
+
+    def _hover(self, time_ns: float, y: float) -> None:
+        if self.scene is None:
+            return
+        lane = self.panels.timeline.lane_at(y)
+        text = probe.tip(self.scene, time_ns, lane) if lane >= 0 else ""
+        if text != self.panels.timeline.tip.data["html"][0]:
+            self.panels.timeline.tip.data = {"html": [text]}
+        step = self.scene.snapshot.step_at(time_ns)
+        self.panels.chat.light(int(self.scene.snapshot.steps["step"][step]) if step >= 0 else -1)
+
+    def _leave(self) -> None:
+        self.panels.timeline.tip.data = {"html": [""]}
+        self.panels.chat.light(-1)
+
+    def _tap(self, time_ns: float, y: float) -> None:
+        if self.scene is None:
+            return
+        at = probe.hit(self.scene.snapshot, time_ns, self.panels.timeline.lane_at(y))
+        self.pinned = None if at is None or at.row < 0 else self._identity(at.step, at.row)
+        self.send()
+        self.panels.show_pin(self)
+
+    def _identity(self, step: int, row: int) -> tuple[int, int]:
+        snapshot = self.scene.snapshot
+        return int(snapshot.steps["step"][step]), int(snapshot.task[row])
+
+    def pinned_hit(self) -> probe.Hit | None:
+        """Where the pinned task is in the current snapshot; None when nothing is pinned or its step has been dropped."""
+        if self.pinned is None or self.scene is None:
+            return None
+        snapshot = self.scene.snapshot
+        step = snapshot.index_of(self.pinned[0])
+        if step < 0:
+            return None
+        row = int(probe.rows_of_step(snapshot, step)[1][self.pinned[1]])
+        lane = probe.lane_of(snapshot, step, row)
+        return probe.Hit("task", lane, step, row, probe.free_before(snapshot, step, lane, row)) if row >= 0 else None
+
+    def _key(self, key: str) -> None:
+        if key == "Escape":
+            self.pinned = self.range = None
+            if self.look.query:
+                self.search("")
+        elif key == "l":
+            self.live()
+        elif key == " ":
+            self.pause()
+        elif key in ("f", "fit"):
+            self._fit(key == "fit")
+        elif key in (".", ","):
+            self._along_lane(1 if key == "." else -1)
+        elif key in ("[", "]"):
+            self._along_steps(1 if key == "]" else -1)
+        self.send()
+        self.panels.show_pin(self)
+        self.panels.show_range(self)
+        self.panels.show_follow(self)
+
+    def _fit(self, everything: bool) -> None:
+        if self.scene is None:
+            return
+        snapshot, at = self.scene.snapshot, self.pinned_hit()
+        if everything or (at is None and self.range is None):
+            self.go(*snapshot.extent)
+        elif at is not None:
+            begin, end = (float(c[at.row] - snapshot.origin) for c in (snapshot.begin, snapshot.end))
+            around = 4 * (end - begin)
+            self.go(min(at.free, begin) - around, end + around)
+        else:
+            self.go(*self.range)
+
+    def _along_lane(self, direction: int) -> None:
+        at = self.pinned_hit()
+        if at is None:
+            return
+        snapshot, step, row = self.scene.snapshot, at.step, at.row + direction
+        while 0 <= step < len(snapshot.steps):
+            first, stop = snapshot.lane_ptr[step, at.lane : at.lane + 2]
+            if first <= row < stop:
+                break
+            step += direction
+            if 0 <= step < len(snapshot.steps):
+                row = int(snapshot.lane_ptr[step, at.lane] if direction > 0 else snapshot.lane_ptr[step, at.lane + 1] - 1)
+        else:
+            return
+        self.pinned = self._identity(step, row)
+        begin, end = (float(c[row] - snapshot.origin) for c in (snapshot.begin, snapshot.end))
+        if begin < self.x0 or end > self.x1:
+            half = (self.x1 - self.x0) / 2
+            self.go((begin + end) / 2 - half, (begin + end) / 2 + half)
+
+    def _along_steps(self, direction: int) -> None:
+        if self.scene is None:
+            return
+        steps = self.scene.snapshot.steps
+        begin = steps["begin"] - self.scene.snapshot.origin
+        middle = (self.x0 + self.x1) / 2
+        at = int(np.clip(np.searchsorted(begin, middle, side="right") - 1 + direction, 0, len(steps) - 1))
+        self.show_step(int(steps["step"][at]))
+
+    def show_step(self, number: int) -> None:
+        """Move to one step, with a little of its neighbours."""
+        snapshot = self.snapshot()
+        at = snapshot.index_of(number) if snapshot else -1
+        if at < 0:
+            return
+        begin, end = (float(snapshot.steps[k][at] - snapshot.origin) for k in ("begin", "end"))
+        self.go(begin - 0.08 * (end - begin), end + 0.08 * (end - begin))
+
+    # controls
+
+    def live(self) -> None:
+        """Return to the newest steps, at the zoom of now."""
+        self.paused = False
+        if self.placed and not self.follow:
+            self.window = max(self.x1 - self.x0, 1000.0)
+        self.follow = True
+        snapshot = self.snapshot()
+        if snapshot is not None and len(snapshot.steps):
+            self._keep_up(snapshot)
+            self.go(self.x0, self.x1, follow=True)
+
+    def pause(self) -> None:
+        """Freeze the view; the source goes on recording."""
+        self.paused = not self.paused
+
+    def set_look(self, **changes) -> None:
+        self.look = replace(self.look, **changes)
+        self.tick()
+
+    def search(self, query: str) -> None:
+        self.panels.search.value = query
+        self.set_look(query=query)
+
+    def legend_clicked(self, op: str, alone: bool) -> None:
+        ops = set(self.scene.snapshot.ops) if self.scene else {op}
+        hidden = set(self.look.hidden)
+        if alone:
+            hidden = set() if hidden == ops - {op} else ops - {op}
+        else:
+            hidden ^= {op}
+        self._keys.pop("legend", None)
+        self._last.pop("legend", None)
+        self.set_look(hidden=frozenset(hidden))
+
+    # generation
+
+    def chatted(self, message: dict) -> None:
+        """What the text pane asks for."""
+        kind = message.get("type")
+        with pn.io.hold():
+            if kind == "generate":
+                self.generate(message["prompt"], message["model"].strip())
+            elif kind == "stop" and self.generation:
+                self.generation.stop()
+            elif kind == "over":
+                self.panels.show_step_band(self, int(message["step"]))
+            elif kind == "goto":
+                self.show_step(int(message["step"]))
+                self.send()
+
+    def generate(self, prompt: str, model: str) -> None:
+        if self.generation and not self.generation.over:
+            return
+        if not prompt.strip():
+            self.panels.note("the prompt is empty; write what the model should answer", "error")
+            return
+        self.panels.chat.turn("user", prompt)
+        self.panels.chat.turn("assistant", "")
+        self.generation = Generation(self.hub, model, GenerateRequest(messages=[{"role": "user", "content": prompt}]))
+        self._joined = False
+        self.panels.chat.running = True
+
+    def _take_pieces(self) -> None:
+        generation = self.generation
+        if generation is None:
+            return
+        pieces = generation.take()
+        if pieces:
+            self.panels.chat.append(pieces)
+        if generation.generator is not None and not self._joined:
+            self._joined = True
+            self._watch(generation)
+        over = generation.over
+        self.panels.note(generation.words(), "error" if generation.state == "failed" else "")
+        if over:
+            pieces = generation.take()  # those that came between the first take and its end
+            if pieces:
+                self.panels.chat.append(pieces)
+            self.panels.chat.running = False
+
+    def _watch(self, generation: Generation) -> None:
+        """A new generation is what the page wants to see: its source, live."""
+        name = next((n for n, s in self.hub.sources.items() if s is generation.generator.source), None)
+        if name and name != self.source_name:
+            self.choose(name)
+        elif not self.paused:
+            self.live()
+
+    def open(self, path: str) -> None:
+        try:
+            self.choose(self.hub.open_trace(path))
+        except MkvizError as error:
+            self.panels.note(str(error), "error")

@@ -1,0 +1,172 @@
+"""Strips: what all lanes together do, under the timeline and on its time axis; and the minimap of the whole source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, RangeTool
+
+from mkviz import lod
+from mkviz.dashboard.theme import theme_of
+from mkviz.dashboard.timeline import bare_figure
+
+if TYPE_CHECKING:
+    from mkviz.dashboard.scene import Scene
+
+HEIGHT = 58
+MINIMAP_COLUMNS = 800
+
+
+def _steps_of(edges_from: float, dx: float, *series: np.ndarray, stride: int = 2) -> tuple[np.ndarray, ...]:
+    """x (µs) at column centres and the series, ``stride`` columns averaged into one."""
+    n = len(series[0]) // stride
+    x = (edges_from + dx * stride * (np.arange(n) + 0.5)) / 1000
+    return x, *(s[: n * stride].reshape(n, stride).mean(1).astype(np.float32) for s in series)
+
+
+class Strip:
+    """A band of lanes doing something over time.  Subclasses say what: ``name``, ``values(scene)``, ``top(scene)``."""
+
+    name = ""
+
+    def __init__(self, x_range: Range1d):
+        self.source = ColumnDataSource({"x": [], "y": []})
+        self.y_range = Range1d(0, 1)
+        self.root = bare_figure(x_range, self.y_range, height=HEIGHT, sizing_mode="stretch_width")
+        self.root.xaxis.visible = False
+        self.label = Label(
+            x=6, y=HEIGHT - 8, x_units="screen", y_units="screen", text=self.name, text_font_size="11px", text_baseline="top",
+            background_fill_alpha=0.75, padding=2,
+        )  # fmt: skip
+        self.root.add_layout(self.label)
+        self.area = self.root.varea(x="x", y1=0, y2="y", source=self.source, fill_alpha=0.75)
+        self.line = self.root.line(x="x", y="y", source=self.source, line_width=1)
+        self._top = None
+
+    def values(self, scene: Scene) -> np.ndarray:
+        raise NotImplementedError
+
+    def top(self, scene: Scene, values: np.ndarray) -> float:
+        return float(max(1, scene.snapshot.lanes))
+
+    def text(self, top: float) -> str:
+        return f"{top:.0f}"
+
+    def colour(self, dark: bool) -> str:
+        return theme_of(dark).busy
+
+    def restyle(self, dark: bool) -> None:
+        theme = theme_of(dark)
+        self.root.yaxis.update(major_label_text_color=theme.faint, major_label_text_font_size="11px")
+        self.label.update(text_color=theme.text, background_fill_color=theme.page)
+        self.root.outline_line_color = theme.grid
+        self.area.glyph.fill_color = self.line.glyph.line_color = self.colour(dark)
+
+    def update(self, scene: Scene) -> None:
+        frame = scene.image
+        values = self.values(scene)
+        x, y = _steps_of(frame.x0, frame.dx, values)
+        self.source.data = {"x": x, "y": y}
+        top = self.top(scene, values)
+        if top != self._top:
+            self._top = top
+            self.y_range.update(start=0, end=top * 1.05)
+            axis = self.root.yaxis[0]
+            axis.ticker = FixedTicker(ticks=[0, top])
+            axis.major_label_overrides = {0.0: "0", float(top): self.text(top)}
+
+
+class Busy(Strip):
+    name = "busy SMs"
+
+    def values(self, scene):
+        return scene.image.busy_lanes
+
+
+class Waits(Strip):
+    """SMs that wait, and above them those that have run out of tasks (tail)."""
+
+    name = "waiting"
+
+    def __init__(self, x_range: Range1d):
+        super().__init__(x_range)
+        self.tail_source = ColumnDataSource({"x": [], "y1": [], "y2": []})
+        self.tail = self.root.varea(x="x", y1="y1", y2="y2", source=self.tail_source, fill_alpha=0.28)
+
+    def values(self, scene):
+        return scene.image.waiting_lanes
+
+    def colour(self, dark):
+        return theme_of(dark).wait
+
+    def restyle(self, dark):
+        super().restyle(dark)
+        self.tail.glyph.fill_color = "#D55E00"
+
+    def update(self, scene):
+        super().update(scene)
+        frame = scene.image
+        x, low, high = _steps_of(frame.x0, frame.dx, frame.waiting_lanes, frame.waiting_lanes + frame.tail_lanes)
+        self.tail_source.data = {"x": x, "y1": low, "y2": high}
+
+
+class Bandwidth(Strip):
+    """Bytes that tasks read from device memory, spread evenly over each task's time."""
+
+    name = "GB/s read"
+
+    def values(self, scene):
+        return scene.image.rate
+
+    def colour(self, dark):
+        return "#56B4E9" if dark else "#0072B2"
+
+    def top(self, scene, values):
+        """The next of 1, 2, 5 × 10ⁿ, so that the scale rests while the view moves."""
+        most = float(values.max(initial=0))
+        if most <= 0:
+            return 1.0
+        power = 10.0 ** np.floor(np.log10(most))
+        return next(power * m for m in (1, 2, 5, 10) if power * m >= most)
+
+    def text(self, top):
+        return f"{top / 1000:g} TB/s" if top >= 1000 else f"{top:g}"
+
+
+class Minimap:
+    """The whole source at a glance, with the window that the timeline shows: drag it or its edges."""
+
+    def __init__(self, x_range: Range1d):
+        self.range = Range1d(0, 1)
+        self.source = ColumnDataSource({"x": [], "busy": [], "both": []})
+        self.root = bare_figure(self.range, Range1d(0, 1), height=40, sizing_mode="stretch_width")
+        self.root.yaxis.visible = False
+        self.root.xaxis.visible = False
+        self.root.toolbar.tools = []
+        self.busy = self.root.varea(x="x", y1=0, y2="busy", source=self.source, fill_alpha=0.8)
+        self.wait = self.root.varea(x="x", y1="busy", y2="both", source=self.source, fill_alpha=0.4)
+        self.tool = RangeTool(x_range=x_range)
+        self.root.add_tools(self.tool)
+
+    def restyle(self, dark: bool) -> None:
+        theme = theme_of(dark)
+        self.busy.glyph.fill_color = theme.busy
+        self.wait.glyph.fill_color = theme.wait
+        self.root.outline_line_color = theme.grid
+        self.tool.overlay.update(
+            fill_color=theme.accent, fill_alpha=0.16, line_color=theme.accent, line_alpha=0.9, line_dash="solid"
+        )
+
+    def update(self, scene: Scene) -> None:
+        lo, hi = scene.snapshot.extent
+        if hi <= lo:
+            return
+        _, weight, _ = scene.classing
+        frame = lod.image_frame(scene.snapshot, scene.tables, lo, hi, MINIMAP_COLUMNS, scene.classing[0], np.zeros_like(weight))
+        lanes = max(1, scene.snapshot.lanes)
+        x, busy, both = _steps_of(
+            lo, frame.dx, frame.busy_lanes / lanes, (frame.busy_lanes + frame.waiting_lanes) / lanes, stride=1
+        )
+        self.source.data = {"x": x, "busy": busy, "both": both}
+        self.range.update(start=lo / 1000, end=hi / 1000)

@@ -1,0 +1,200 @@
+// The browser's half of the viewport channel.  Runs whenever the server sends a frame; the first time it sets itself up.
+//
+// frame   server -> page: seq, the range wanted while following, and orders (moves) that are obeyed even when not following
+// view    page -> server: the range, the plot's inner size, and whether the page still follows
+// ack     page -> server: the last frame that was drawn, so that a slow page is sent fewer
+// command page -> server: keys, pointer positions, clicks and measured ranges
+// tip     server -> page: what the pointer is on
+//
+// Whether the page follows is decided here, at the first pan, so that a frame already on its way cannot pull the view back.
+
+const THROTTLE = 60
+const pages = (window.mkviz ??= {})
+const current = (pages[frame.id] ??= setUp())
+current.apply()
+
+function setUp() {
+  Object.values(pages).forEach((old) => old.close())
+  for (const id of Object.keys(pages)) delete pages[id]
+  const abort = new AbortController()
+  const on = (name, call, capture = false) => window.addEventListener(name, call, {signal: abort.signal, capture})
+  const state = {follow: true, applying: false, moves: -1, frames: 0, timer: null, last: 0, sent: 0, pointer: null, number: 0}
+  const tooltip = document.createElement("div")
+  tooltip.className = "mkviz-tip"
+  tooltip.setAttribute("role", "tooltip")
+  document.body.append(tooltip)
+
+  const plotView = () => plot.document?.views_manager?.find_one(plot)
+  function place(event) {
+    // the data position of a mouse event, null outside the frame
+    const view = plotView()
+    const box = view?.canvas_view?.el?.getBoundingClientRect()
+    if (!box) return null
+    const sx = event.clientX - box.left, sy = event.clientY - box.top
+    const frame_box = view.frame.bbox
+    if (sx < frame_box.left || sx > frame_box.right || sy < frame_box.top || sy > frame_box.bottom) return null
+    if (!box.width) return null
+    return {x: view.frame.x_scale.invert(sx), y: view.frame.y_scale.invert(sy)}
+  }
+
+  function send() {
+    state.timer = null
+    state.last = performance.now()
+    const box = plotView()?.frame?.bbox
+    if (!box?.width) return
+    view.data = {x0: [x_range.start], x1: [x_range.end], width: [box.width], height: [box.height],
+                 follow: [state.follow ? 1 : 0], n: [++state.sent]}
+  }
+  function later() {
+    if (state.timer !== null) return
+    state.timer = setTimeout(send, Math.max(0, THROTTLE - (performance.now() - state.last)))
+  }
+  function moved() {
+    if (state.applying) return
+    const slack = 1e-6 * (x_range.end - x_range.start)
+    if (Math.abs(x_range.start - state.x0) < slack && Math.abs(x_range.end - state.x1) < slack) return
+    state.follow = false
+    tooltip.style.display = "none"
+    later()
+  }
+  function set(x0, x1) {
+    state.applying = true
+    state.x0 = x0
+    state.x1 = x1
+    x_range.setv({start: x0, end: x1})
+    state.applying = false
+  }
+  function order(name, more = {}) {
+    command.data = {n: [++state.number], name: [name], x: [more.x ?? 0], y: [more.y ?? 0], text: [more.text ?? ""]}
+  }
+
+  function apply() {
+    const {seq, x0, x1, follow, moves, lo, hi} = Object.fromEntries(Object.entries(frame.data).map(([k, v]) => [k, v[0]]))
+    if (moves !== state.moves) {
+      state.moves = moves
+      state.follow = follow === 1
+      set(x0, x1)
+      later()
+    } else if (state.follow && follow === 1) {
+      set(x0, x1)
+    }
+    state.lo = lo
+    state.hi = hi
+    state.frames++
+    requestAnimationFrame(() => { ack.data = {seq: [seq]} })
+  }
+
+  // keys
+
+  function zoom(factor, at) {
+    const a = x_range.start, b = x_range.end, span = Math.max((b - a) * factor, 0.02)
+    const share = (at - a) / (b - a)
+    slide(at - share * span, at + (1 - share) * span)
+  }
+  function slide(x0, x1) {
+    const span = Math.min(x1 - x0, (state.hi - state.lo) * 1.2)
+    const mid = Math.min(Math.max((x0 + x1) / 2, state.lo), state.hi)
+    x_range.setv({start: mid - span / 2, end: mid + span / 2})
+  }
+  function typing(event) {
+    const target = event.composedPath()[0]
+    return target?.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target?.tagName)
+  }
+  const shift = (share) => { const d = (x_range.end - x_range.start) * share; slide(x_range.start + d, x_range.end + d) }
+  on("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return
+    if (event.key === "Escape") { help.close(); order("key", {text: "Escape"}); event.composedPath()[0]?.blur?.(); return }
+    if (typing(event)) return
+    const at = state.pointer?.x ?? (x_range.start + x_range.end) / 2
+    const keys = {w: () => zoom(1 / 1.4, at), s: () => zoom(1.4, at), a: () => shift(-0.2), d: () => shift(0.2),
+                  "?": () => help.open ? help.close() : help.showModal(),
+                  "/": () => find(document, "input[aria-label='search'], [data-search] input, input.mkviz-search")?.focus()}
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key
+    if (keys[key]) { keys[key](); event.preventDefault() }
+    else if (["f", ".", ",", "l", " ", "[", "]"].includes(key)) {
+      if (key === " " && event.composedPath()[0]?.tagName === "BUTTON") return
+      order("key", {text: key}); event.preventDefault()
+    }
+  })
+  function find(root, selector) {
+    const hit = root.querySelector(selector)
+    if (hit) return hit
+    for (const el of root.querySelectorAll("*")) {
+      const inner = el.shadowRoot && find(el.shadowRoot, selector)
+      if (inner) return inner
+    }
+    return null
+  }
+
+  // pointer: hover is answered by the server, which has the records; shift-drag measures a range
+
+  let hover = null, drag = null, press = null
+  const onPlot = (event) => event.composedPath().includes(plotView()?.el)
+  on("mousemove", (event) => {
+    if (drag) {
+      const p = place(event)
+      if (p) { band.setv({left: Math.min(drag, p.x), right: Math.max(drag, p.x), visible: true}) }
+      event.stopPropagation()
+      return
+    }
+    const p = onPlot(event) ? place(event) : null
+    state.pointer = p && {...p, clientX: event.clientX, clientY: event.clientY}
+    if (!p || event.buttons) { if (tooltip.style.display !== "none") { tooltip.style.display = "none"; order("leave") } return }
+    if (hover === null) hover = setTimeout(() => { hover = null; if (state.pointer) order("hover", state.pointer) }, 45)
+  }, true)
+  on("mousedown", (event) => {
+    if (event.button !== 0 || !onPlot(event)) return
+    const p = place(event)
+    press = p && {x: event.clientX, y: event.clientY}
+    if (p && event.shiftKey) { drag = p.x; event.stopPropagation(); event.preventDefault() }
+  }, true)
+  for (const name of ["pointerdown", "touchstart"]) {
+    on(name, (event) => { if (event.shiftKey && onPlot(event) && place(event)) event.stopPropagation() }, true)
+  }
+  on("mouseup", (event) => {
+    if (drag) {
+      drag = null
+      if (band.right - band.left > 0) order("range", {x: band.left, y: band.right})
+      event.stopPropagation()
+    } else if (press && onPlot(event) && Math.hypot(event.clientX - press.x, event.clientY - press.y) < 4) {
+      const p = place(event)
+      if (p) order("tap", p)
+    }
+    press = null
+  }, true)
+  on("dblclick", (event) => { if (onPlot(event) && place(event)) order("key", {text: "fit"}) }, true)
+  function tipped() {
+    const [html] = tip.data.html
+    if (!html || !state.pointer) { tooltip.style.display = "none"; return }
+    tooltip.innerHTML = html
+    tooltip.style.display = "block"
+    const {clientX, clientY} = state.pointer, {offsetWidth: w, offsetHeight: h} = tooltip
+    tooltip.style.left = `${clientX + 16 + w > innerWidth ? clientX - 12 - w : clientX + 16}px`
+    tooltip.style.top = `${clientY + 16 + h > innerHeight ? clientY - 12 - h : clientY + 16}px`
+  }
+  // a page that was laid out anew (window resized, panel opened) needs a frame of its new width
+  const watch = new ResizeObserver(later)
+  setTimeout(() => { const el = plotView()?.el; if (el) watch.observe(el) }, 0)
+
+  // help
+
+  const help = document.createElement("dialog")
+  help.className = "mkviz-help"
+  help.innerHTML = `<h2>Keys</h2><table>${[
+    ["wheel, W, S", "zoom time at the pointer"], ["drag, A, D", "move in time"], ["shift + drag", "measure a range"],
+    ["click", "pin a task and what it waited for"], [". and ,", "next and previous task on the lane"],
+    ["[ and ]", "previous and next step"], ["F", "fit the pinned task, the range or everything"], ["double click", "fit everything"],
+    ["L", "follow live"], ["space", "pause and resume the view"], ["/", "search"], ["Esc", "clear"], ["?", "this list"],
+  ].map(([k, what]) => `<tr><th>${k}</th><td>${what}</td></tr>`).join("")}</table><form method="dialog"><button>Close</button></form>`
+  document.body.append(help)
+
+  function close() {
+    abort.abort()
+    watch.disconnect()
+    clearTimeout(state.timer)
+    clearTimeout(hover)
+    tooltip.remove()
+    help.remove()
+  }
+  return {state, apply, moved, tipped, close, help}
+}

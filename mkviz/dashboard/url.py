@@ -1,0 +1,69 @@
+"""Url: a session's state in the page's address, so that reload, reconnect and a shared link come back to the same view."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import panel as pn
+
+from mkviz.dashboard.scene import MODES, Look
+
+if TYPE_CHECKING:
+    from mkviz.dashboard.session import Session
+
+PACE_S = 1.0
+
+
+class Url:
+    """``source``, ``range`` (µs, left out while following), ``colour``, ``hide``, ``find``; ``boot``: which server process."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self._saved: dict[str, str] = {}
+        self._at = 0.0
+
+    def restore(self) -> None:
+        if pn.state.location is None:
+            return
+        query = {k: str(v) for k, v in pn.state.location.query_params.items()}
+        session = self.session
+        mode = query.get("colour", "op")
+        session.look = Look(
+            mode if mode in MODES else "op",
+            frozenset(filter(None, query.get("hide", "").split(","))),
+            query.get("find", ""),
+            session.look.dark,
+        )
+        session.panels.mode.value, session.panels.search.value = session.look.mode, session.look.query
+        restarted = query.get("boot") not in (None, session.hub.boot)
+        if query.get("source") in session.hub.sources:
+            session.choose(query["source"])
+        if restarted:
+            session.panels.note("the server was restarted: what it had recorded live is gone, new steps are shown as they come")
+        x0, _, x1 = query.get("range", "").partition("-")
+        try:
+            x0, x1 = float(x0) * 1000, float(x1) * 1000
+        except ValueError:
+            return
+        if x1 > x0 and not restarted and session.source is not None:
+            session.placed = True
+            session.go(x0, x1)
+
+    def save(self) -> None:
+        session, now = self.session, time.monotonic()
+        if pn.state.location is None or now - self._at < PACE_S:
+            return
+        state = {"boot": session.hub.boot, "source": session.source_name}
+        if not session.follow and session.placed:
+            state["range"] = f"{session.x0 / 1000:.3f}-{session.x1 / 1000:.3f}"
+        if session.look.mode != "op":
+            state["colour"] = session.look.mode
+        if session.look.hidden:
+            state["hide"] = ",".join(sorted(session.look.hidden))
+        if session.look.query:
+            state["find"] = session.look.query
+        if state != self._saved:
+            self._saved, self._at = state, now
+            gone = {k: None for k in pn.state.location.query_params if k not in state}
+            pn.state.location.update_query(**state, **gone)
