@@ -51,7 +51,7 @@ $(VENV)/base: pyproject.toml $(PINS) $(VENV)/python$(MINOR)
 	touch $@
 
 $(VENV)/test: pyproject.toml $(PINS) $(VENV)/python$(MINOR)
-	@echo "installing mkviz and what its tests compare it with into $(VENV) (about a minute)"
+	@echo "installing mkviz and what its tests compare it with into $(VENV) (some minutes)"
 	$(INSTALL) -e '.[test]'
 	touch $@
 

@@ -96,6 +96,10 @@ def check_installed(python: Path, folder: Path) -> None:
             f"from mkviz.locate import device_file; print(device_file({name.split('/include/')[1]!r}).read_text(), end='')"
         )
         assert run_elsewhere(python, folder, "-c", program) == path.read_text()
+    answer = [str(python.parent / "mkviz"), "generate", "Reverse a string", "--max-tokens", "4", "--trace", "run.mkt"]
+    assert run_elsewhere(python, folder, *answer).strip()
+    program = "from mkviz.trace import Trace; t = Trace.open('run.mkt'); print(t.complete, t.label)"
+    assert run_elsewhere(python, folder, "-c", program) == "True measured (cpu)\n"
 
 
 def test_wheel_works_elsewhere(built, tmp_path):
