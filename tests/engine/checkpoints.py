@@ -4,6 +4,7 @@ Weights are scaled so that activations stay near 1, norms and biases are far fro
 opinions: a consumer that leaves one of them out gets other logits.
 """
 
+import copy
 import json
 from pathlib import Path
 
@@ -134,8 +135,8 @@ def make_checkpoint(directory, family, *, storage="float32", sharded=False, fuse
             parameter.copy_(values.to(dtype).float())
     directory = Path(directory)
     size = "40KB" if sharded else "1GB"
-    model.to(dtype).save_pretrained(directory, max_shard_size=size)
-    model.float()  # the stored values are exact in float32
+    # a copy: the cast would round the frequencies of the returned model's RoPE as well, which loading never does
+    copy.deepcopy(model).to(dtype).save_pretrained(directory, max_shard_size=size)
     if fused:
         _store_fused(directory, model, dtype, sharded)
     return model
