@@ -98,8 +98,8 @@ def check_installed(python: Path, folder: Path) -> None:
         assert run_elsewhere(python, folder, "-c", program) == path.read_text()
     answer = [str(python.parent / "mkviz"), "generate", "Reverse a string", "--max-tokens", "4", "--trace", "run.mkt"]
     assert run_elsewhere(python, folder, *answer).strip()
-    program = "from mkviz.trace import Trace; t = Trace.open('run.mkt'); print(t.complete, t.label)"
-    assert run_elsewhere(python, folder, "-c", program) == "True measured (cpu)\n"
+    program = "from mkviz.trace import Trace; t = Trace.open('run.mkt'); print(t.complete, t.sms)"
+    assert run_elsewhere(python, folder, "-c", program) == "True 16\n"
 
 
 def test_wheel_works_elsewhere(built, tmp_path):
