@@ -127,8 +127,9 @@ class Trace:
         parts = list(self.batches(Selection.of(self, steps, time, sms, ops)))
         return np.concatenate(parts) if parts else np.zeros(0, EVENT)
 
-    def batches(self, selection: Selection) -> Iterator[np.ndarray]:
-        """The events of a selection in pieces, each of one row group."""
+    def batches(self, selection: Selection | None = None) -> Iterator[np.ndarray]:
+        """All events or those of a selection in pieces, each of one row group."""
+        selection = selection or Selection()
         for file in self._segments("records"):
             for group in range(file.num_row_groups):
                 if selection.may_hold(file.metadata.row_group(group)):

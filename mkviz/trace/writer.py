@@ -64,7 +64,7 @@ class TraceWriter:
             "format": schema.FORMAT, "schema": schema.VERSION, "kind": kind, "device": device,
             "label": label if label.startswith(kind) else f"{kind}: {label}", "complete": False, "error": "",
             "recording": uuid.uuid4().hex, "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if command is None else command,
+            "command": _command() if command is None else command,
             "versions": {"mkviz": mkviz.__version__, "python": platform.python_version(), "numpy": np.__version__,
                          "pyarrow": pa.__version__, "platform": platform.platform()},
             "clock": {"error_ns": None}, "lost": {"records": 0, "steps": 0}, "flushes": 0, "rows": {}, "last_step": None,
@@ -228,6 +228,13 @@ class TraceWriter:
             self._changed.notify_all()
         with contextlib.suppress(OSError):  # no room even for the reason: the trace says incomplete as it stands
             _replace(self.path, {**self._meta, "error": self.error})
+
+
+def _command() -> str:
+    """This process's command line, without the folders of this machine in front of the program."""
+    program = Path(sys.argv[0])
+    name = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
+    return shlex.join([*name, *sys.argv[1:]])
 
 
 def _create(path: Path, meta: dict, overwrite: bool) -> None:

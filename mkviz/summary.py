@@ -1,0 +1,282 @@
+"""Summary: what a trace says in one screen, and the accounting of SM time behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkviz.record import EVENT, FLAG_BYTES_LAST, KIND_MASK, KIND_SKIPPED, KIND_TASK
+
+if TYPE_CHECKING:
+    from mkviz.trace import Trace
+
+UNKNOWN_OP = "(no graph)"
+SHARES = ("compute", "wait", "starved", "overhead", "tail", "unknown")
+
+
+@dataclass
+class StepTimes:
+    """Times of whole steps, ns, from the first ready to the last publish; percentiles are times of steps that happened."""
+
+    steps: int
+    p50: int
+    p90: int
+    max: int
+
+    @classmethod
+    def of(cls, ns: np.ndarray) -> StepTimes | None:
+        if not len(ns):
+            return None
+        p50, p90 = np.percentile(ns, (50, 90), method="inverted_cdf")
+        return cls(len(ns), int(p50), int(p90), int(ns.max()))
+
+
+@dataclass
+class OpTotals:
+    """Totals of an op over all whole steps.
+
+    ``compute``: ns from begin to end of its tasks; ``wait``, ``starved``, ``overhead``: ns that an SM's math role was idle
+    before its tasks (None for a trace that holds only some SMs, ops or times).  ``bytes``: what its tasks read by their graph;
+    ``gb_s``: bytes over the time during which at least one of them ran, on any SM (None without bytes).
+    """
+
+    tasks: int = 0
+    skipped: int = 0
+    compute: int = 0
+    wait: int | None = 0
+    starved: int | None = 0
+    overhead: int | None = 0
+    bytes: int = 0
+    active: int = 0
+
+    @property
+    def gb_s(self) -> float | None:
+        return self.bytes / self.active if self.bytes and self.active else None
+
+
+@dataclass
+class Summary:
+    """Times in ns, rates per second.
+
+    ``sm_time``: the sum over whole steps of makespan x SMs; every ns of it is one of ``SHARES``.  Of each SM's math role:
+    *compute* from begin to end of a task; idle until the next task's ready is *wait*; ready to begin is *starved* when bytes
+    came last, else *overhead*; after its last task *tail*.  Time of steps with lost records is *unknown*, as a whole.
+    ``shares`` is None for a trace that holds only some SMs, ops or times: there idle cannot be told from left out.
+
+    ``tok_s``: tokens over the time from the first step's begin to the last one's end, pauses included; ``request_tok_s``: the
+    rate that a request saw after its first token (mean over requests, weighted by time).
+    """
+
+    label: str
+    complete: bool
+    command: str
+    sms: int
+    records: int
+    lost_records: int
+    lost_steps: int
+    clock_error: float | None
+    steps: StepTimes | None
+    decode: StepTimes | None
+    prefill: StepTimes | None
+    tokens: int
+    tok_s: float | None
+    request_tok_s: float | None
+    sm_time: int
+    shares: dict[str, int] | None
+    ops: dict[str, OpTotals]
+
+    def to_json(self) -> dict:
+        out = asdict(self)
+        for name, op in self.ops.items():
+            out["ops"][name]["gb_s"] = op.gb_s
+        return out
+
+    def to_text(self) -> str:
+        """A terminal's screen; what is not known is left out."""
+        lost = f"{self.lost_records:,} records and {self.lost_steps:,} steps lost"
+        head = [self.label, "complete" if self.complete else "incomplete", f"{self.records:,} records ({lost})"]
+        if self.clock_error is not None:
+            head.append(f"clock error {self.clock_error:.0f} ns")
+        lines = [" · ".join(head), f"command  {self.command}"]
+        if self.tok_s is not None:
+            rate = f", {self.request_tok_s:.1f} tok/s per request after its first" if self.request_tok_s else ""
+            lines.append(f"tokens   {self.tokens:,}, {self.tok_s:.1f} tok/s in all{rate}")
+        for name, times in (
+            (("decode", self.decode), ("prefill", self.prefill)) if self.decode or self.prefill else (("", self.steps),)
+        ):
+            if times is not None:
+                p50, p90, most = (_duration(ns) for ns in (times.p50, times.p90, times.max))
+                lines.append(f"{'steps ' + name:<15} {times.steps:>6,}   p50 {p50}   p90 {p90}   max {most}")
+        if self.shares is not None and self.sm_time:
+            parts = [f"{name} {ns / self.sm_time:.1%}" for name, ns in self.shares.items() if ns or name != "unknown"]
+            lines.append(f"SM time  {self.sms} SMs, {_duration(self.sm_time)} in all: {', '.join(parts)}")
+        if self.ops:
+            lines += ["", *self._op_lines()]
+        return "\n".join(lines)
+
+    def _op_lines(self) -> list[str]:
+        compute = sum(op.compute for op in self.ops.values())
+        lines = [
+            f"{'op':<16}{'tasks':>10}{'compute':>12}{'share':>8}{'bytes':>12}{'GB/s':>9}{'wait':>12}{'starved':>12}{'overhead':>12}"
+        ]
+        for name, op in self.ops.items():
+            idle = "".join(f"{'' if ns is None else _duration(ns):>12}" for ns in (op.wait, op.starved, op.overhead))
+            share, rate = f"{op.compute / compute:.1%}" if compute else "", "" if op.gb_s is None else f"{op.gb_s:.1f}"
+            lines.append(f"{name:<16}{op.tasks:>10,}{_duration(op.compute):>12}{share:>8}{_size(op.bytes):>12}{rate:>9}{idle}")
+        return [line.rstrip() for line in lines]
+
+
+def _duration(ns: int) -> str:
+    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns / size:,.0f} {unit}"
+    return f"{ns} ns"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} B"
+
+
+def summarise(trace: Trace) -> Summary:
+    """Read a trace once, some row groups at a time.  Raises MkvizError for a damaged trace."""
+    table = trace.steps.sort_by("step")
+    steps = {name: table[name].to_numpy().astype(np.int64) for name in table.column_names}
+    parts = [trace.meta, *trace.meta.get("merged", [])]
+    thinned = any((part.get("slice") or {}).get(name) for part in parts for name in ("time", "sms", "ops"))
+    account = Account(trace, steps)
+    for events in _whole_steps(trace.batches()):
+        account.add(events)
+    whole = steps["lost"] == 0
+    ns = (steps["end"] - steps["begin"])[whole]
+    rows = trace.table("rows", ["step", "kind"])
+    prefill = np.isin(steps["step"], rows["step"].to_numpy()[np.array(rows["kind"].to_pylist()) == "prefill"])[whole]
+    return Summary(
+        trace.label, trace.complete, trace.meta["command"], account.sms, account.records, *trace.lost,
+        trace.meta["clock"]["error_ns"], StepTimes.of(ns), StepTimes.of(ns[~prefill]) if len(rows) else None,
+        StepTimes.of(ns[prefill]), *_token_rates(trace, steps), account.sm_time, None if thinned else account.shares(),
+        account.ops(idle=not thinned),
+    )  # fmt: skip
+
+
+def _token_rates(trace: Trace, steps: dict[str, np.ndarray]) -> tuple[int, float | None, float | None]:
+    """(tokens, tok_s, request_tok_s) as :class:`Summary` defines them; None where no time has passed."""
+    tokens = trace.table("tokens", ["request", "time"])
+    timed = steps["end"] > 0
+    span = int(steps["end"][timed].max() - steps["begin"][timed].min()) if timed.any() else 0
+    request, time = tokens["request"].to_numpy(), tokens["time"].to_numpy()
+    after_first = waited = 0
+    for r in np.unique(request):
+        mine = time[request == r]
+        after_first, waited = after_first + len(mine) - 1, waited + int(mine.max() - mine.min())
+    rate = len(time) / span * 1e9 if span and len(time) else None
+    return len(time), rate, after_first / waited * 1e9 if waited else None
+
+
+def _whole_steps(batches: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The same events, cut so that no step lies in two pieces."""
+    rest = np.zeros(0, EVENT)
+    for events in batches:
+        events = np.concatenate([rest, events])
+        cut = np.searchsorted(events["step"], events["step"][-1])
+        rest = events[cut:]
+        if cut:
+            yield events[:cut]
+    if len(rest):
+        yield rest
+
+
+class Account:
+    """Adds up pieces of a trace; each piece holds whole steps.  ``steps``: columns of the steps table, ascending."""
+
+    def __init__(self, trace: Trace, steps: dict[str, np.ndarray]):
+        self._steps, self._graphs = steps, trace.graphs
+        self.sms = trace.sms or int(trace.table("records", ["sm"])["sm"].to_numpy().astype(np.int64).max(initial=-1)) + 1
+        self.records = 0
+        self._names = [*dict.fromkeys(op for graph, _ in self._graphs.values() for op in graph.ops), UNKNOWN_OP]
+        index = {name: i for i, name in enumerate(self._names)}
+        self._op_of = {i: np.array([index[op] for op in graph.ops])[graph.op] for i, (graph, _) in self._graphs.items()}
+        self._totals = [OpTotals() for _ in self._names]
+        lanes = {i: schedule.sms for i, (_, schedule) in self._graphs.items()}
+        self._sms_of = np.array([lanes.get(g, self.sms) for g in steps["graph"].tolist()], np.int64)
+        self._makespan = steps["end"] - steps["begin"]
+        self._whole = steps["lost"] == 0
+        self.sm_time = int((self._makespan * self._sms_of).sum())
+        self._occupied = 0  # lane time from a step's begin to the last end on the lane
+
+    def add(self, events: np.ndarray) -> None:
+        self.records += len(events)
+        row = np.searchsorted(self._steps["step"], events["step"])
+        kept = self._whole[row]
+        events, row = events[kept], row[kept]
+        kind = events["flags"] & KIND_MASK
+        skipped = kind == KIND_SKIPPED
+        for op, n in enumerate(np.bincount(self._ops_and_bytes(events[skipped], row[skipped])[0], minlength=len(self._names))):
+            self._totals[op].skipped += int(n)
+        if (task := kind == KIND_TASK).any():
+            self._add_tasks(events[task], row[task])
+
+    def _add_tasks(self, events: np.ndarray, row: np.ndarray) -> None:
+        lane = (row - row[0]) * self.sms + events["sm"]
+        order = np.lexsort((events["end"], events["begin"], lane))
+        events, row, lane = events[order], row[order], lane[order]
+        begin, end, ready = (
+            np.clip(events[f] - self._steps["begin"][row], 0, self._makespan[row]) for f in ("begin", "end", "ready")
+        )  # of each task: when the tasks before it had left the lane (0: it is the first)
+        width = int(self._makespan.max()) + 1
+        left = np.maximum.accumulate(end + lane * width)
+        free = np.maximum(np.concatenate([[0], left[:-1]]) - lane * width, 0)
+        idle = np.maximum(begin - free, 0)
+        wait = np.minimum(np.maximum(ready - free, 0), idle)
+        starved = (events["flags"] & FLAG_BYTES_LAST) != 0
+        compute = np.maximum(end - np.maximum(begin, free), 0)
+        last = np.append(lane[1:] != lane[:-1], True)
+        self._occupied += int((left - lane * width)[last].sum())
+
+        op, size = self._ops_and_bytes(events, row)
+        sums = {
+            "tasks": np.ones(len(op), np.int64), "compute": compute, "wait": wait, "bytes": size,
+            "starved": np.where(starved, idle - wait, 0), "overhead": np.where(starved, 0, idle - wait),
+        }  # fmt: skip
+        for i in np.unique(op).tolist():
+            mine, totals = op == i, self._totals[i]
+            for name, values in sums.items():
+                setattr(totals, name, getattr(totals, name) + int(values[mine].sum()))
+            totals.active += _covered(events["begin"][mine], events["end"][mine])
+
+    def _ops_and_bytes(self, events: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(index into the op names, bytes) of each event."""
+        op, size = np.full(len(events), len(self._names) - 1), np.zeros(len(events), np.int64)
+        graph = self._steps["graph"][row]
+        for i, (g, _) in self._graphs.items():
+            mine = graph == i
+            op[mine], size[mine] = self._op_of[i][events["task"][mine]], g.bytes[events["task"][mine]]
+        return op, size
+
+    def shares(self) -> dict[str, int]:
+        """ns of ``sm_time`` by kind."""
+        lane_time = self._makespan * self._sms_of
+        out = {name: sum(getattr(t, name) for t in self._totals) for name in ("compute", "wait", "starved", "overhead")}
+        out["tail"] = int(lane_time[self._whole].sum()) - self._occupied
+        out["unknown"] = int(lane_time[~self._whole].sum())
+        return out
+
+    def ops(self, idle: bool) -> dict[str, OpTotals]:
+        """Of the ops that ran, most compute first; without ``idle`` their idle times are None."""
+        ran = {n: t for n, t in zip(self._names, self._totals, strict=True) if t.tasks or t.skipped}
+        if not idle:
+            ran = {n: replace(t, wait=None, starved=None, overhead=None) for n, t in ran.items()}
+        return dict(sorted(ran.items(), key=lambda item: -item[1].compute))
+
+
+def _covered(begin: np.ndarray, end: np.ndarray) -> int:
+    """ns during which at least one of the intervals lasts."""
+    order = np.argsort(begin)
+    begin, end = begin[order], end[order]
+    until = np.maximum.accumulate(end)
+    return int(np.maximum(until - np.maximum(begin, np.concatenate([begin[:1], until[:-1]])), 0).sum())
