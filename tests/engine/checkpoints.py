@@ -15,6 +15,8 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+torch.set_num_threads(1)  # products this small only lose by threads, and by much where the cores are busy
+
 _CLASSES = {
     "cohere2_moe": (Cohere2MoeConfig, Cohere2MoeForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
