@@ -5,12 +5,13 @@ from __future__ import annotations
 import panel as pn
 import panel_material_ui as pmui
 from bokeh.models import CustomJS
-from bokeh.themes import Theme
+from bokeh.themes import Theme as BokehTheme
+from panel.util import edit_readonly
 
 from mkviz.dashboard.hub import Hub, hub
 from mkviz.dashboard.panels import Panels
 from mkviz.dashboard.session import TICK_MS, Session
-from mkviz.dashboard.theme import DARK, LIGHT, asset
+from mkviz.dashboard.theme import DARK, LIGHT, Theme, asset
 from mkviz.dashboard.url import Url
 from mkviz.dashboard.warm import warm_up
 
@@ -27,13 +28,14 @@ banner.textContent = "Disconnected: the server does not answer. This page resume
 
 
 # naming them keeps the shell from repainting the figures, whose colours mean something
-OWN_COLOURS = Theme(json={"attrs": {"Axis": {}, "Figure": {}, "Grid": {}, "Title": {}, "Plot": {}}})
+OWN_COLOURS = BokehTheme(json={"attrs": {"Axis": {}, "Figure": {}, "Grid": {}, "Title": {}, "Plot": {}}})
 
 FLAT_HEADER = {
     "& .MuiAppBar-root": {
         "backgroundColor": "background.paper", "backgroundImage": "none", "color": "text.primary", "boxShadow": "none",
         "borderBottom": "1px solid", "borderColor": "divider",
     },
+    "& .MuiAppBar-root .MuiTypography-root, & .MuiAppBar-root a": {"color": "text.primary"},
     "& .MuiToolbar-root": {"minHeight": "52px !important"},
 }  # fmt: skip
 
@@ -47,9 +49,11 @@ def page(shared: Hub = hub) -> pmui.Page:
     panels.connect(session)
     shell = pmui.Page(
         title="mkviz", main=[_layout(panels)], header=[_header(panels)], raw_css=[asset("page.css")], busy_indicator=None,
-        theme_config={name: {"palette": {"primary": {"main": t.accent}}} for name, t in (("light", LIGHT), ("dark", DARK))},
+        theme_config={"light": _mui(LIGHT), "dark": _mui(DARK)},
         sx=FLAT_HEADER,
     )  # fmt: skip
+    with edit_readonly(shell):
+        shell.busy = False  # unlinked: the shell walks every model of the page whenever it turns busy, twice a tick
     panels.restyle(shell.dark_theme, "measured")
 
     def themed(*_):
@@ -64,6 +68,17 @@ def page(shared: Hub = hub) -> pmui.Page:
         document.theme = OWN_COLOURS
         document.js_on_event("connection_lost", CustomJS(code=LOST))
     return shell
+
+
+def _mui(theme: Theme) -> dict:
+    """The shell's palette from ours."""
+    return {
+        "palette": {
+            "primary": {"main": theme.accent},
+            "background": {"default": theme.page, "paper": theme.page},
+            "text": {"primary": theme.text, "secondary": theme.faint},
+        }
+    }
 
 
 def _start(session: Session) -> None:
@@ -81,11 +96,11 @@ def _start(session: Session) -> None:
 
 
 def _header(panels: Panels) -> pmui.Row:
-    return pmui.Row(panels.source, panels.live, panels.pause, sizing_mode="stretch_width", margin=0, align="center")
+    return pmui.Row(panels.source, sizing_mode="stretch_width", margin=0, align="center")
 
 
 def _layout(panels: Panels):
-    tools = pmui.Row(panels.mode, panels.search, margin=0)
+    tools = pmui.Row(panels.live, panels.pause, panels.mode, panels.search, margin=0)
     top = pmui.Row(panels.stats, tools, sizing_mode="stretch_width", margin=(4, 8, 2, 8))
     figures = [
         pn.pane.Bokeh(f.root, sizing_mode=f.root.sizing_mode, margin=0)

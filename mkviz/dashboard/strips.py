@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, RangeTool
+from bokeh.models import ColumnDataSource, FixedTicker, Range1d, RangeTool
 
 from mkviz import lod
 from mkviz.dashboard.theme import theme_of
@@ -35,14 +35,11 @@ class Strip:
         self.y_range = Range1d(0, 1)
         self.root = bare_figure(x_range, self.y_range, height=HEIGHT, sizing_mode="stretch_width")
         self.root.xaxis.visible = False
-        self.label = Label(
-            x=6, y=HEIGHT - 8, x_units="screen", y_units="screen", text=self.name, text_font_size="11px", text_baseline="top",
-            background_fill_alpha=0.75, padding=2,
-        )  # fmt: skip
-        self.root.add_layout(self.label)
+        self.root.yaxis[0].ticker = FixedTicker(ticks=[])
         self.area = self.root.varea(x="x", y1=0, y2="y", source=self.source, fill_alpha=0.75)
         self.line = self.root.line(x="x", y="y", source=self.source, line_width=1)
-        self._top = None
+        self._top = 0.0
+        self._scale(1.0)
 
     def values(self, scene: Scene) -> np.ndarray:
         raise NotImplementedError
@@ -51,7 +48,7 @@ class Strip:
         return float(max(1, scene.snapshot.lanes))
 
     def text(self, top: float) -> str:
-        return f"{top:.0f}"
+        return f"of {top:.0f}"
 
     def colour(self, dark: bool) -> str:
         return theme_of(dark).busy
@@ -59,8 +56,7 @@ class Strip:
     def restyle(self, dark: bool) -> None:
         theme = theme_of(dark)
         self.root.yaxis.update(major_label_text_color=theme.faint, major_label_text_font_size="11px")
-        self.label.update(text_color=theme.text, background_fill_color=theme.page)
-        self.root.outline_line_color = theme.grid
+        self.root.update(outline_line_color=theme.grid, background_fill_color=theme.page, border_fill_color=theme.page)
         self.area.glyph.fill_color = self.line.glyph.line_color = self.colour(dark)
 
     def update(self, scene: Scene) -> None:
@@ -70,11 +66,15 @@ class Strip:
         self.source.data = {"x": x, "y": y}
         top = self.top(scene, values)
         if top != self._top:
-            self._top = top
-            self.y_range.update(start=0, end=top * 1.05)
-            axis = self.root.yaxis[0]
-            axis.ticker = FixedTicker(ticks=[0, top])
-            axis.major_label_overrides = {0.0: "0", float(top): self.text(top)}
+            self._scale(top)
+
+    def _scale(self, top: float) -> None:
+        """One tick in the middle says what the strip is and how far it reaches."""
+        self._top = top
+        self.y_range.update(start=0, end=top * 1.05)
+        axis = self.root.yaxis[0]
+        axis.ticker.ticks = [top / 2]
+        axis.major_label_overrides = {top / 2: f"{self.name}\n{self.text(top)}"}
 
 
 class Busy(Strip):
@@ -114,7 +114,7 @@ class Waits(Strip):
 class Bandwidth(Strip):
     """Bytes that tasks read from device memory, spread evenly over each task's time."""
 
-    name = "GB/s read"
+    name = "reads to"
 
     def values(self, scene):
         return scene.image.rate
@@ -131,7 +131,7 @@ class Bandwidth(Strip):
         return next(power * m for m in (1, 2, 5, 10) if power * m >= most)
 
     def text(self, top):
-        return f"{top / 1000:g} TB/s" if top >= 1000 else f"{top:g}"
+        return f"{top / 1000:g} TB/s" if top >= 1000 else f"{top:g} GB/s"
 
 
 class Minimap:
@@ -153,7 +153,7 @@ class Minimap:
         theme = theme_of(dark)
         self.busy.glyph.fill_color = theme.busy
         self.wait.glyph.fill_color = theme.wait
-        self.root.outline_line_color = theme.grid
+        self.root.update(outline_line_color=theme.grid, background_fill_color=theme.page, border_fill_color=theme.page)
         self.tool.overlay.update(
             fill_color=theme.accent, fill_alpha=0.16, line_color=theme.accent, line_alpha=0.9, line_dash="solid"
         )

@@ -56,7 +56,7 @@ def bare_figure(x_range: Range1d, y_range: Range1d, **kwargs):
     fig = figure(
         x_range=x_range, y_range=y_range, tools=[pan, wheel, SaveTool()], toolbar_location=None, active_scroll=wheel,
         active_drag=pan, lod_threshold=None, min_border_left=LEFT, min_border_right=RIGHT, min_border_top=2,
-        min_border_bottom=2,        outline_line_color=None, background_fill_color=None, border_fill_color=None,
+        min_border_bottom=2,        outline_line_color=None,
         output_backend="canvas", **kwargs,
     )  # fmt: skip
     fig.xgrid.visible = False
@@ -105,6 +105,8 @@ class Timeline:
 
     def _build(self):
         fig = bare_figure(self.x_range, self.y_range, sizing_mode="stretch_both", min_height=220, title=self.title)
+        fig.yaxis[0].ticker = FixedTicker(ticks=[])
+        fig.xaxis[0].visible = False
         fig.add_layout(self.step_band)
         self.step_bars = fig.hbar(
             left="left",
@@ -117,11 +119,11 @@ class Timeline:
             level="underlay",
         )
         self.separators = fig.ygrid[0]
+        self.separators.ticker = FixedTicker(ticks=[])
         fig.image(image="image", x="x", y=0, dw="dw", dh="dh", source=self.image, color_mapper=self.mapper, level="image")
         self.wait_bars = fig.hbar(
-            left="left", right="right", y="y", height=0.62, source=self.waits, line_color=None, fill_alpha=0.28,
-            hatch_pattern="right_diagonal_line", hatch_alpha=0.45, hatch_scale=7, hatch_weight=0.8,
-        )  # fmt: skip
+            left="left", right="right", y="y", height=0.3, source=self.waits, line_color=None, fill_alpha=0.5
+        )
         self.bars = fig.hbar(
             left="left", right="right", y="y", height=0.86, source=self.rects, fill_color="color", fill_alpha="alpha",
             line_color=None,
@@ -182,7 +184,9 @@ class Timeline:
     def restyle(self, dark: bool, kind: str) -> None:
         theme = theme_of(dark)
         fig = self.root
+        fig.update(background_fill_color=theme.page, border_fill_color=theme.page)
         fig.axis.major_label_text_color = theme.faint
+        fig.update(background_fill_color=theme.page, border_fill_color=theme.page)
         fig.axis.major_label_text_font_size = "11px"
         fig.xaxis.axis_line_color = theme.grid
         fig.xaxis.major_tick_line_color = theme.grid
@@ -190,7 +194,7 @@ class Timeline:
         self.step_bars.glyph.fill_color = theme.step
         self.step_text.glyph.text_color = theme.faint
         self.separators.grid_line_color = theme.page
-        self.wait_bars.glyph.fill_color = self.wait_bars.glyph.hatch_color = theme.wait
+        self.wait_bars.glyph.fill_color = theme.wait
         for name in ("fill_color", "line_color"):
             setattr(self.band, name, theme.accent)
             setattr(self.step_band, name, theme.accent)
@@ -222,6 +226,7 @@ class Timeline:
         if lanes == self._lanes and abs(self.y_range.end - lanes - band) < band * 0.02:
             return
         self._lanes = lanes
+        self.root.xaxis.visible = True
         self.y_range.update(start=0, end=lanes + band)
         self.step_bars.glyph.update(y=lanes + band / 2, height=band * 0.9)
         self.step_text.glyph.y = lanes + band / 2
@@ -229,10 +234,10 @@ class Timeline:
         every = next((n for n in (1, 2, 4, 8, 12, 16, 32, 64) if n * px >= 15), 128)
         shown = list(range(0, lanes, every))
         axis = self.root.yaxis[0]
-        axis.ticker = FixedTicker(ticks=[self.y_of(lane) for lane in shown])
+        axis.ticker.ticks = [self.y_of(lane) for lane in shown]
         axis.major_label_overrides = {float(self.y_of(lane)): f"SM {lane}" for lane in shown}
         grid = self.separators
-        grid.ticker = FixedTicker(ticks=list(range(lanes + 1)) if px >= 7 else [])
+        grid.ticker.ticks = list(range(lanes + 1)) if px >= 7 else []
         grid.update(visible=px >= 7, grid_line_width=max(1, min(4, px * 0.14)), level="glyph")
 
     def _show_image(self, scene: Scene) -> None:
