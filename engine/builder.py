@@ -152,8 +152,8 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         matrix("o_proj", hidden, q_width, tiling.o_proj, layer=layer, waits=[att], raises=o_raises.__getitem__)
         matrix(down, hidden, k_down, tiling.o_proj, layer=layer, waits=lambda t, h=hid, o=o_done: [h, o[t]], raises=[x_next])
         x = x_next
-    logits = b.counter("logits")
+    logits, picked = b.counter("logits"), b.counter("picked")  # nobody in this step waits for picked: the next step does
     matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[x], raises=[logits])
     for tile, (first, end) in enumerate(blocks):
-        add("pick", tile=tile, a=(first, end), waits=[logits])
+        add("pick", tile=tile, a=(first, end), waits=[logits], raises=[picked])
     return StepGraph(b.build(), np.array(args, np.int32).reshape(-1, 4), shape)

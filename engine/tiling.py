@@ -57,3 +57,10 @@ class Tiling:
             dense_up=_tile(dense_width, sms),
             lm_head=_tile(config.vocab, 4 * sms),
         )
+
+    @classmethod
+    def for_tensor_cores(cls, config: ModelConfig, sms: int) -> Tiling:
+        """Tiles of one 16-row block (8 gate and 8 up rows for the gated products); the LM head takes 8 blocks a task, or fewer
+        where that would leave an SM less than two tasks."""
+        blocks = max(1, min(8, config.vocab // 16 // (2 * sms)))
+        return cls(qkv_pairs=8, o_proj=16, router=16, expert_up=8, shared_up=8, dense_up=8, lm_head=16 * blocks)

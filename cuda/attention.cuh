@@ -1,0 +1,152 @@
+// ATTENTION: one split of the keys for one row and the (at most eight) query heads of a KV head.  MERGE: its splits together.
+//
+// K and V pages come through the ring, one chunk each.  Scores: keys as rows of the tensor core, heads as columns; page n goes to
+// math warps 0-3 (n even) or 4-7 (n odd), 16 keys a warp.  Then one maximum over the split, probabilities as B fragments in shared
+// memory, and P·V with warp w owning 16 rows of the output, so that no sum crosses warps and its order is that of the keys.
+#pragma once
+#include "block.cuh"
+
+__device__ __forceinline__ const char* page_address(const Params& p, u32 row, u32 page, u32 layer, u32 g, u32 value) {
+  u32 id = ((const u32*)p.page_table)[__ldcg((const u32*)p.sequence + row) * p.table_width + page];
+  return (const char*)p.kv + (((u64)id * p.layer_count + layer) * p.kv_heads + g) * 2 * (PAGE * p.head_dim * 2) + value * (PAGE * p.head_dim * 2);
+}
+
+// u16 index of element (token, d) in a K page (keys are rows) and in a V page (d are rows)
+__device__ __forceinline__ u32 key_index(u32 token, u32 d, u32 head_dim) { return packed_index(token, d, head_dim / 16); }
+__device__ __forceinline__ u32 value_index(u32 token, u32 d) { return packed_index(d, token, PAGE / 16); }
+
+// Feeder: q of the row's heads of KV head g into a q buffer, zero beyond the group.  Called by all feeder threads.
+__device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 buffer, u32 thread) {
+  const Params& p = b.p;
+  u32 group = p.heads / p.kv_heads, words = p.head_dim / 2;
+  u32* to = b.q + buffer * ROWS * b.q_stride;
+  const u32* from = (const u32*)p.q + ((u64)t.a * p.heads + t.c * group) * words;
+  for (u32 i = thread; i < ROWS * words; i += FEEDERS * 32) {
+    u32 h = i / words, w = i % words;
+    to[h * b.q_stride + w] = h < group ? __ldcg(from + h * words + w) : 0;
+  }
+}
+
+// Math: false when the launch is given up.
+template <typename Next>
+__device__ __forceinline__ bool attention_math(Block& b, const Task& t, Walker& walk, u32 buffer, Tile& tile, Next next_chunk) {
+  const Params& p = b.p;
+  KeyRange r = walk.keys(t);
+  u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
+  const u32* q = b.q + buffer * ROWS * b.q_stride + (lane >> 2) * b.q_stride + (lane & 3);
+  float score[2][4];
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i)
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) score[i][j] = NEG_INF;
+  u32 key_of[2] = {~0u, ~0u};  // first key of each 16-key block of this warp
+#pragma unroll
+  for (u32 n = 0; n < SPLIT / PAGE; ++n) {
+    if (n >= r.pages) break;
+    const uint4* page = (const uint4*)next_chunk.wait();
+    if ((n & 1) == (w >> 2)) {
+      float c[4] = {};
+      u32 first = (r.first_page + n) * PAGE + (w & 3) * 16;
+      for (u32 k = 0; k < d16; ++k)
+        ptx::mma(c, page[((w & 3) * d16 + k) * 32 + lane], q[k * 8], q[k * 8 + 4]);
+      u32 key = first + (lane >> 2);
+      bool in0 = key >= r.lo && key < r.hi, in1 = key + 8 >= r.lo && key + 8 < r.hi;
+      score[n >> 1][0] = in0 ? c[0] * p.attention_scale : NEG_INF, score[n >> 1][1] = in0 ? c[1] * p.attention_scale : NEG_INF;
+      score[n >> 1][2] = in1 ? c[2] * p.attention_scale : NEG_INF, score[n >> 1][3] = in1 ? c[3] * p.attention_scale : NEG_INF;
+      key_of[n >> 1] = n * 4 + (w & 3);
+    }
+    next_chunk.release();
+  }
+  // maximum of each head over the split: over this warp's keys, then over the warps
+  float top0 = NEG_INF, top1 = NEG_INF;
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i) {
+    top0 = fmaxf(top0, fmaxf(score[i][0], score[i][2]));
+    top1 = fmaxf(top1, fmaxf(score[i][1], score[i][3]));
+  }
+  for (u32 o = 4; o < 32; o <<= 1) {
+    top0 = fmaxf(top0, __shfl_xor_sync(~0u, top0, o));
+    top1 = fmaxf(top1, __shfl_xor_sync(~0u, top1, o));
+  }
+  if (lane < 4) b.s.wide[w][lane * 2] = top0, b.s.wide[w][lane * 2 + 1] = top1;
+  if (!walk.meet(b.s.math_team)) return false;
+  u32 h = (lane & 3) * 2;
+  top0 = top1 = NEG_INF;
+#pragma unroll
+  for (u32 i = 0; i < MATH_WARPS; ++i) top0 = fmaxf(top0, b.s.wide[i][h]), top1 = fmaxf(top1, b.s.wide[i][h + 1]);
+  float sum0 = 0, sum1 = 0;
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i) {
+    float e0 = __expf(score[i][0] - top0), e1 = __expf(score[i][1] - top1), e2 = __expf(score[i][2] - top0), e3 = __expf(score[i][3] - top1);
+    if (key_of[i] == ~0u) continue;
+    sum0 += e0 + e2, sum1 += e1 + e3;
+    b.s.probs[key_of[i]][lane] = make_uint2(ptx::transpose(pack_bf16(e0, e1)), ptx::transpose(pack_bf16(e2, e3)));
+  }
+  for (u32 o = 4; o < 32; o <<= 1) sum0 += __shfl_xor_sync(~0u, sum0, o), sum1 += __shfl_xor_sync(~0u, sum1, o);
+  if (lane < 4) tile.sum[w][lane * 2] = sum0, tile.sum[w][lane * 2 + 1] = sum1;
+  if (w == 0 && lane < 4) tile.top[h] = top0, tile.top[h + 1] = top1;
+  if (!walk.meet(b.s.math_team)) return false;
+  float c[4] = {};
+  for (u32 n = 0; n < r.pages; ++n) {
+    const uint4* page = (const uint4*)next_chunk.wait();
+    if (w < d16)
+#pragma unroll
+      for (u32 k = 0; k < PAGE / 16; ++k) {
+        uint2 pr = b.s.probs[n * 4 + k][lane];
+        ptx::mma(c, page[(w * (PAGE / 16) + k) * 32 + lane], pr.x, pr.y);
+      }
+    next_chunk.release();
+  }
+  tile.part[w][lane] = make_float4(c[0], c[1], c[2], c[3]);
+  return walk.meet(b.s.math_team);  // probs and wide are free for the next task
+}
+
+// Storer: the split's output, or with one slot the row's attention itself.
+__device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile) {
+  const Params& p = b.p;
+  u32 lane = b.lane, group = p.heads / p.kv_heads, slots = ((const Layer*)p.layers)[t.layer].splits;
+  u32 h = (lane & 3) * 2;
+  float sum[2] = {0, 0};
+#pragma unroll
+  for (u32 w = 0; w < MATH_WARPS; ++w) sum[0] += tile.sum[w][h], sum[1] += tile.sum[w][h + 1];
+#pragma unroll
+  for (u32 j = 0; j < 2; ++j) {
+    if (h + j >= group) continue;
+    u32 head = t.c * group + h + j;
+    if (slots > 1) {
+      u64 at = ((u64)t.a * p.heads + head) * p.splits + t.d;
+      if (lane < 4) ((float*)p.part_max)[at] = tile.top[h + j], ((float*)p.part_sum)[at] = sum[j];
+      float* out = (float*)p.part_out + at * p.head_dim + (lane >> 2);
+      for (u32 w = 0; w < p.head_dim / 16; ++w) {
+        const float* v = (const float*)&tile.part[w][lane];
+        out[w * 16] = v[j], out[w * 16 + 8] = v[j + 2];
+      }
+    } else {
+      u16* out = (u16*)p.attention;
+      for (u32 w = 0; w < p.head_dim / 16; ++w) {
+        const float* v = (const float*)&tile.part[w][lane];
+        u32 k = head * p.head_dim + w * 16 + (lane >> 2);
+        out[fragment_index(k, t.a)] = to_bf16(v[j] / sum[j]), out[fragment_index(k + 8, t.a)] = to_bf16(v[j + 2] / sum[j]);
+      }
+    }
+  }
+}
+
+// Storer alone: merge the splits that the row's own length has, in ascending order.  Lanes take elements of the head.
+__device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
+  const Params& p = b.p;
+  u32 group = p.heads / p.kv_heads, window = ((const Layer*)p.layers)[t.layer].window;
+  u32 splits = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
+  for (u32 h = t.c * group; h < (t.c + 1) * group; ++h) {
+    u64 at = ((u64)row * p.heads + h) * p.splits;
+    const float *top = (const float*)p.part_max + at, *sum = (const float*)p.part_sum + at, *out = (const float*)p.part_out + at * p.head_dim;
+    float m = NEG_INF, l = 0;
+    for (u32 s = 0; s < splits; ++s) m = fmaxf(m, __ldcg(top + s));
+    for (u32 s = 0; s < splits; ++s) l += __expf(__ldcg(top + s) - m) * __ldcg(sum + s);
+    for (u32 d = b.lane; d < p.head_dim; d += 32) {
+      float o = 0;
+      for (u32 s = 0; s < splits; ++s) o += __expf(__ldcg(top + s) - m) * __ldcg(out + (u64)s * p.head_dim + d);
+      ((u16*)p.attention)[fragment_index(h * p.head_dim + d, row)] = to_bf16(o / l);
+    }
+  }
+}

@@ -1,0 +1,217 @@
+// What the roles of a block share: its shared memory, its barriers, and how any of them waits.
+#pragma once
+#include "mkviz.cuh"
+
+#ifndef MK_TRACE
+#define MK_TRACE 0  // 0: no timer is read; 1: a record a task; 2: a second record of the phases inside it
+#endif
+#ifndef MK_DELAYS
+#define MK_DELAYS 0  // 1: random delays at every role edge, for tests
+#endif
+
+static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
+static constexpr u32 MATH_WARPS = 8, FEEDERS = 4, STORERS = 4;
+static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER0 + FEEDERS;
+static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
+static constexpr u32 SLOTS = 8;       // tasks between feeder and math
+static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
+static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = 256, MAX_TOP_K = 16;
+static constexpr u32 MAX_ACTIVE = ROWS * MAX_TOP_K < MAX_EXPERTS ? ROWS * MAX_TOP_K : MAX_EXPERTS;
+static constexpr u32 STAMPS = 64;     // tasks whose stamps are kept: more than can be in flight between loader and storer
+
+enum Role : u32 { ROLE_LOADER, ROLE_FEEDER, ROLE_MATH, ROLE_STORER };
+static constexpr u32 ROLE_LINES = 3 + STORERS;  // RoleState lines of a block: loader, feeder, math, each storer
+
+#define NEG_INF __int_as_float(0xff800000)  // NVRTC has no INFINITY
+
+// A finished 16 x 8 tile as the math warps leave it: one partial sum of every warp, in accumulator order; for attention the
+// tile of warp w is rows 16 w .. 16 w + 15 of the output, and the sums and maxima of the softmax go along.
+struct Tile {
+  float4 part[MATH_WARPS][32];
+  float sum[MATH_WARPS][ROWS];
+  float top[ROWS];
+  u32 work;  // number of the task among the SM's tasks with work: where its stamps are
+};
+
+struct Stamp { u32 ns, claim, ready, begin, end, notes; };  // notes: last wait 12 bits, fill 4, flags 8
+
+struct Routing {
+  u32 count;                           // active experts
+  u16 expert[MAX_ACTIVE];              // ascending
+  u16 chosen[ROWS][MAX_TOP_K];         // ascending
+  float weight[ROWS][MAX_TOP_K];
+};
+
+struct Shared {  // the fixed part; ring stages, resident activations and q buffers lie behind it
+  Tile tile[STORERS][TILE_BUFFERS];
+  float wide[MATH_WARPS][ROWS];        // maxima of the softmax, one row a math warp
+  uint2 probs[SPLIT / 16][32];         // P of a split as B fragments
+  Routing routing[2];                  // of the SM's routed layers, in turn
+  Stamp stamp[STAMPS];
+  u64 full[MAX_STAGES], empty[MAX_STAGES];
+  u64 ready[SLOTS], done[SLOTS];       // feeder -> math -> feeder
+  u64 tile_full[STORERS][TILE_BUFFERS], tile_empty[STORERS][TILE_BUFFERS];
+  u64 routed[2], routing_free[2];      // loader -> everybody -> loader
+  u32 feeder_failed;
+  u64 math_team, feeder_team;          // barriers inside a role: not bar.sync, which a warp that has left would hang
+};
+
+struct Block {
+  const Params& p;
+  Shared& s;
+  char* ring;    // stages x CHUNK
+  u32* x;        // resident activations: bf16 pairs, [ROWS][x_stride]
+  u32* q;        // [2][ROWS][q_stride]
+  u32 q_stride, sm, lane, warp;
+  const Task* tasks;
+  u32 count;
+};
+
+// -- waiting: every wait has a budget of polls, and sees the abort word
+
+struct Waiter {
+  const Params& p;
+  Shared& s;
+  u32 sm, role;
+
+  // Give the launch up, once: who waits for what.  Everybody else sees the word and leaves.
+  __device__ void give_up(u32 task, u32 counter, u32 value, u32 target, u32 step) const {
+    Abort* a = (Abort*)p.abort;
+    if (atomicCAS(&a->word, 0u, 1u) == 0) {
+      a->sm = sm, a->role = role, a->task = task, a->counter = counter, a->value = value, a->target = target, a->step = step;
+      __threadfence_system();
+    }
+  }
+
+  __device__ bool aborted() const { return *(volatile u32*)&((Abort*)p.abort)->word != 0; }
+
+  // Until the counter has reached the target (signed difference, so a wrap does not matter).  False: the launch is given up.
+  __device__ bool counter(u32 c, u32 target, u32 task, u32 step) const {
+    const u32* at = (const u32*)p.counters + c * 32;
+    u32 polls = 0, v;
+    while ((int)((v = ptx::load_acquire(at)) - target) < 0) {
+      if ((++polls & 255) == 0 && aborted()) return false;
+      if (polls > p.poll_budget) { give_up(task, c, v, target, step); return false; }
+    }
+    return true;
+  }
+
+  // Until the phase of a barrier is over.  Other roles of the block feed it, so it waits longer than any counter may.
+  __device__ bool barrier(u64& bar, u32 parity, u32 task, u32 step) const {
+    u32 at = ptx::shared_address(&bar), polls = 0;
+    while (!ptx::phase_over(at, parity)) {
+      if ((++polls & 63) == 0 && aborted()) return false;
+      if (polls > 4 * (u64)p.poll_budget) { give_up(task, NO_COUNTER, 0, 0, step); return false; }
+    }
+    return true;
+  }
+};
+
+__device__ __forceinline__ bool is_vector(u32 op) { return op == EMBED || op == MERGE || op == PICK; }  // storers do these alone
+__device__ __forceinline__ bool is_routed(u32 op) { return op == EXPERT_UP || op == EXPERT_DOWN; }
+
+struct KeyRange { u32 lo, hi, first_page, pages; };  // keys [lo, hi) of a split; pages: 0 when the row has nothing there
+
+__device__ __forceinline__ u32 oldest_key(u32 position, u32 window) { return window && position + 1 > window ? position + 1 - window : 0; }
+
+__device__ __forceinline__ KeyRange key_range(u32 position, u32 window, u32 split) {
+  u32 oldest = oldest_key(position, window), block = oldest / SPLIT + split;
+  u32 lo = max(oldest, block * SPLIT), hi = min(position + 1, (block + 1) * SPLIT);
+  if (lo >= hi) return {0, 0, 0, 0};
+  return {lo, hi, lo / PAGE, (hi - 1) / PAGE - lo / PAGE + 1};
+}
+
+// -- walking: every role goes through the SM's whole list and decides alike which tasks have work
+
+struct Walker {
+  Block& b;
+  Waiter wait;
+  u32 step = 0;          // of this launch
+  u32 work = 0;          // tasks with work so far
+  u32 ordinal = ~0u;     // routed layers entered so far, minus one
+  u32 routed_layer = ~0u;
+  u32 meetings = 0;      // times that the role's warps have met
+
+  __device__ Walker(Block& block, Role role) : b(block), wait{block.p, block.s, block.sm, role} {}
+
+  __device__ u32 target(u32 arrivals, u32 need) const { return (b.p.epoch + step) * arrivals + need; }
+
+  // Before a step: the tokens of the one before must be there, and the host must not have asked to stop.
+  __device__ bool next_step() {
+    routed_layer = ~0u;
+    if (step == 0) return true;
+    if (!wait.counter(b.p.picked_counter, (b.p.epoch + step) * b.p.picked_arrivals, mkviz::NO_TASK, step)) return false;
+    return __ldcg((const u32*)b.p.go + step) != 0;
+  }
+
+  // All warps of the role are here, and see what the others wrote before.
+  __device__ bool meet(u64& team) {
+    __syncwarp();
+    if (b.lane == 0) ptx::arrive(ptx::shared_address(&team));
+    return wait.barrier(team, meetings++ & 1, mkviz::NO_TASK, step);
+  }
+
+  __device__ u32 position(u32 row) const { return __ldcg((const u32*)b.p.position + row) + step; }
+
+  // Routing of the task's layer, for the roles that read it; `lead` is the one lane that hands the last one back.
+  __device__ bool enter_routed(const Task& t, bool lead) {
+    if (!is_routed(t.op) || t.layer == routed_layer) return false;
+    routed_layer = t.layer;
+    ++ordinal;
+    if (ordinal && lead) ptx::arrive(ptx::shared_address(&b.s.routing_free[(ordinal - 1) & 1]));
+    return true;
+  }
+
+  __device__ bool await_routing(const Task& t) { return wait.barrier(b.s.routed[ordinal & 1], (ordinal >> 1) & 1, t.id, step); }
+
+  __device__ const Routing& routing() const { return b.s.routing[ordinal & 1]; }
+
+  __device__ bool has_work(const Task& t) const {
+    if (t.op == ATTENTION) return t.a < b.p.rows && keys(t).pages;
+    if (t.op == EXPERT_UP) return t.slot < routing().count;
+    return true;
+  }
+
+  __device__ KeyRange keys(const Task& t) const {
+    return key_range(position(t.a), ((const Layer*)b.p.layers)[t.layer].window, t.d);
+  }
+};
+
+// -- stamps: a task's times travel from role to role in shared memory
+
+__device__ __forceinline__ Stamp& stamp_of(Block& b, u32 work) { return b.s.stamp[work & (STAMPS - 1)]; }
+
+// -- test hook: up to about 2 us of delay, drawn from the seed, the place and the time of the call
+
+__device__ __forceinline__ void jitter(const Params& p, u32 a, u32 b) {
+#if MK_DELAYS
+  u32 h = (p.delay_seed ^ a * 2654435761u ^ b * 40503u) * 2246822519u;
+  h ^= h >> 15, h *= 3266489917u, h ^= h >> 13;
+  if (p.delay_seed && (h & 3) == 0) __nanosleep(h >> 21);
+#endif
+}
+
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+  __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  return *(u32*)&v;
+}
+
+__device__ __forceinline__ u16 to_bf16(float v) {
+  __nv_bfloat16 b = __float2bfloat16_rn(v);
+  return *(u16*)&b;
+}
+
+__device__ __forceinline__ float from_bf16(u16 v) { return __uint_as_float((u32)v << 16); }
+
+// Where element (k, row) of a vector kept as B fragments lies, in u16: [k16][lane][2] pairs.
+__device__ __forceinline__ u32 fragment_index(u32 k, u32 row) {
+  u32 in = k & 15;
+  return ((k >> 4) * 32 + row * 4 + ((in & 7) >> 1)) * 4 + (in >> 3) * 2 + (in & 1);
+}
+
+// Where element (row, k) of a matrix kept as A fragments of `k16` fragments a row block lies, in u16.
+__device__ __forceinline__ u32 packed_index(u32 row, u32 k, u32 k16) {
+  u32 r = row & 15, in = k & 15;
+  return (((row >> 4) * k16 + (k >> 4)) * 32 + (r & 7) * 4 + ((in & 7) >> 1)) * 8 + ((in >> 3) * 2 + (r >> 3)) * 2 + (in & 1);
+}
+

@@ -1,0 +1,187 @@
+// The products: QKV, O_PROJ, ROUTER, *_UP, *_DOWN, LM_HEAD.  One math loop, one epilogue each.
+#pragma once
+#include "attention.cuh"
+
+// Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.
+
+template <typename Next>
+__device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k16, Next next_chunk) {
+  u32 lane = b.lane, f0 = b.warp * 4;
+  const u32* x = b.x + (lane >> 2) * b.p.x_stride + (lane & 3);
+  for (u32 base = 0; base < k16; base += CHUNK_K16) {
+    u32 n = min(CHUNK_K16, k16 - base);
+    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i)
+      if (f0 + i < n) ptx::mma(c, a[i * 32], x[(base + f0 + i) * 8], x[(base + f0 + i) * 8 + 4]);
+    next_chunk.release();
+  }
+}
+
+// The same with activations that are read once: B fragments straight from global memory, one chunk ahead.
+template <typename Next>
+__device__ __forceinline__ void multiply_streamed(Block& b, float (&c)[4], const uint2* v, u32 k16, Next next_chunk) {
+  u32 lane = b.lane, f0 = b.warp * 4;
+  uint2 now[4], soon[4];
+  auto fetch = [&](uint2(&to)[4], u32 base) {
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i)
+      if (base + f0 + i < k16 && f0 + i < CHUNK_K16) to[i] = __ldcg(v + (u64)(base + f0 + i) * 32 + lane);
+  };
+  fetch(now, 0);
+  for (u32 base = 0; base < k16; base += CHUNK_K16) {
+    u32 n = min(CHUNK_K16, k16 - base);
+    fetch(soon, base + CHUNK_K16);
+    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i)
+      if (f0 + i < n) ptx::mma(c, a[i * 32], now[i].x, now[i].y);
+    next_chunk.release();
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) now[i] = soon[i];
+  }
+}
+
+// Storers: v[0], v[1] are row r of the block for columns n, n + 1; v[2], v[3] row r + 8.
+
+struct TileValues { float v[4]; u32 r, n; };
+
+__device__ __forceinline__ TileValues sum_tile(const Tile& tile, u32 lane) {
+  float4 s = tile.part[0][lane];
+#pragma unroll
+  for (u32 w = 1; w < MATH_WARPS; ++w) {
+    float4 a = tile.part[w][lane];
+    s.x += a.x, s.y += a.y, s.z += a.z, s.w += a.w;
+  }
+  return {{s.x, s.y, s.z, s.w}, lane >> 2, (lane & 3) * 2};
+}
+
+__device__ __forceinline__ float bias_of(u64 bias, u32 i) { return bias ? __ldg((const float*)bias + i) : 0.f; }
+
+// Eight pairs of one head: bias, RoPE, then q to its buffer, or k and v to their pages.
+__device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Walker& walk) {
+  const Params& p = b.p;
+  const Layer& layer = ((const Layer*)p.layers)[t.layer];
+  u32 half = p.head_dim / 2, pair = t.b + block * 8 + y.r, which = t.a < p.heads ? 0 : t.a < p.heads + p.kv_heads ? 1 : 2;
+  u32 head = which == 0 ? t.a : (t.a - p.heads) % p.kv_heads;
+  u32 d0 = p.interleaved ? 2 * pair : pair, d1 = p.interleaved ? 2 * pair + 1 : pair + half;
+#pragma unroll
+  for (u32 j = 0; j < 2; ++j) {
+    u32 row = y.n + j;
+    if (row >= rows) continue;
+    float one = y.v[j] + bias_of(layer.qkv_bias, t.a * p.head_dim + d0), two = y.v[j + 2] + bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
+    u32 at = walk.position(row);
+    if (which < 2 && layer.rope) {
+      float2 cs = __ldg((const float2*)p.rope_table + (u64)at * half + pair);
+      float rotated = one * cs.x - two * cs.y;
+      two = two * cs.x + one * cs.y, one = rotated;
+    }
+    if (which == 0) {
+      u16* q = (u16*)p.q + ((u64)row * p.heads + head) * p.head_dim;
+      q[d0] = to_bf16(one), q[d1] = to_bf16(two);
+    } else {
+      u16* page = (u16*)page_address(p, row, at / PAGE, t.layer, head, which - 1);
+      u32 token = at % PAGE;
+      page[which == 1 ? key_index(token, d0, p.head_dim) : value_index(token, d0)] = to_bf16(one);
+      page[which == 1 ? key_index(token, d1, p.head_dim) : value_index(token, d1)] = to_bf16(two);
+    }
+  }
+  if (which) ptx::fence_copy_engine();
+}
+
+__device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row) {
+  return (const float*)p.x + ((layer & 1) * ROWS + row) * (u64)p.hidden;
+}
+
+__device__ __forceinline__ void o_proj_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
+  const Params& p = b.p;
+  u64 bias = ((const Layer*)p.layers)[t.layer].o_bias;
+#pragma unroll
+  for (u32 j = 0; j < 4; ++j) {
+    u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
+    if (row >= rows || column >= p.hidden) continue;
+    float v = y.v[j] + bias_of(bias, column);
+    ((float*)p.mid)[row * (u64)p.hidden + column] = p.parallel ? v : __ldcg(x_of(p, t.layer, row) + column) + v;
+  }
+}
+
+__device__ __forceinline__ void router_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
+#pragma unroll
+  for (u32 j = 0; j < 4; ++j) {
+    u32 row = y.n + (j & 1), expert = t.a + block * 16 + y.r + (j >> 1) * 8;
+    if (row < rows && expert < b.p.experts) ((float*)b.p.router_logits)[row * b.p.experts + expert] = y.v[j];
+  }
+}
+
+// Rows 0-7 of the block are gate, 8-15 up.  Rows of the batch that did not choose the expert get zero, and so add nothing below.
+__device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Routing& routing) {
+  const Params& p = b.p;
+  const Layer& layer = ((const Layer*)p.layers)[t.layer];
+  u32 k = t.a + block * 8 + y.r;
+  u16* out = (u16*)(t.op == EXPERT_UP ? p.expert_hidden : t.op == SHARED_UP ? p.shared_hidden : p.dense_hidden);
+  if (t.op == EXPERT_UP) out += (u64)t.slot * p.expert_k16 * 16 * ROWS;
+#pragma unroll
+  for (u32 j = 0; j < 2; ++j) {
+    u32 row = y.n + j;
+    float weight = 1;
+    if (t.op == EXPERT_UP) {
+      weight = 0;
+      for (u32 i = 0; i < p.top_k; ++i)
+        if (row < rows && routing.chosen[row][i] == routing.expert[t.slot]) weight = routing.weight[row][i];
+    }
+    float gate = y.v[j], up = y.v[j + 2];
+    if (t.op == DENSE_UP) gate += bias_of(layer.gate_bias, k), up += bias_of(layer.up_bias, k);
+    float h = gate / (1.f + __expf(-gate)) * up * weight;
+    out[fragment_index(k, row)] = row < rows && weight != 0 ? to_bf16(h) : (u16)0;
+  }
+}
+
+// x of the next layer: (x + attention) + FFN.
+__device__ __forceinline__ void down_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
+  const Params& p = b.p;
+  u64 bias = t.op == DENSE_DOWN ? ((const Layer*)p.layers)[t.layer].down_bias : 0;
+#pragma unroll
+  for (u32 j = 0; j < 4; ++j) {
+    u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
+    if (row >= rows || column >= p.hidden) continue;
+    float base = __ldcg((const float*)p.mid + row * (u64)p.hidden + column);
+    if (p.parallel) base += __ldcg(x_of(p, t.layer, row) + column);
+    float ffn = y.v[j];
+    if (p.shared_average && t.op == EXPERT_DOWN) ffn *= 0.5f;
+    ((float*)x_of(p, t.layer + 1, row))[column] = base + (ffn + bias_of(bias, column));
+  }
+}
+
+// Logits where the host wants them, and the best token so far of every column, kept by the storer over the task's blocks.
+struct Best { float value[2]; u32 token[2]; };
+
+__device__ __forceinline__ void lm_head_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, Best& best) {
+  const Params& p = b.p;
+#pragma unroll
+  for (u32 j = 0; j < 4; ++j) {
+    u32 row = y.n + (j & 1), token = t.a + block * 16 + y.r + (j >> 1) * 8;
+    if (row >= rows || token >= p.vocab) continue;
+    float v = y.v[j] * p.logit_scale;
+    if (__ldcg((const u32*)p.wants + row)) ((float*)p.logits)[row * (u64)p.vocab + token] = v;
+    if (best.token[j & 1] == ~0u || v > best.value[j & 1] || (v == best.value[j & 1] && token < best.token[j & 1]))
+      best.value[j & 1] = v, best.token[j & 1] = token;
+  }
+}
+
+__device__ __forceinline__ void lm_head_finish(Block& b, const Task& t, u32 rows, Best& best) {
+  const Params& p = b.p;
+#pragma unroll
+  for (u32 j = 0; j < 2; ++j) {
+    for (u32 o = 4; o < 32; o <<= 1) {
+      float v = __shfl_xor_sync(~0u, best.value[j], o);
+      u32 token = __shfl_xor_sync(~0u, best.token[j], o);
+      if (token != ~0u && (best.token[j] == ~0u || v > best.value[j] || (v == best.value[j] && token < best.token[j])))
+        best.value[j] = v, best.token[j] = token;
+    }
+    u32 row = (b.lane & 3) * 2 + j;
+    if (b.lane < 4 && row < rows) {
+      ((float*)p.tile_max)[row * p.head_tiles + t.tile] = best.value[j];
+      ((u32*)p.tile_arg)[row * p.head_tiles + t.tile] = best.token[j];
+    }
+  }
+}

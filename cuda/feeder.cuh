@@ -1,0 +1,119 @@
+// The feeders: wait for a task's counters, and have its activations in shared memory before math is told to begin.
+#pragma once
+#include "dense.cuh"
+
+struct Feeder {
+  Block& b;
+  Walker walk;
+  u32 thread, done = 0;           // tasks with work that math has finished
+  u32 x_tag = ~0u, x_last = 0;    // what the resident activations are (layer, norm), and the last task that reads them
+  u32 q_next = 0, q_last[2] = {0, 0};
+  u32 x_step = ~0u;
+
+  __device__ explicit Feeder(Block& block)
+      : b(block), walk(block, ROLE_FEEDER), thread((block.warp - FEEDER0) * 32 + block.lane) {}
+
+  __device__ bool team() { return walk.meet(b.s.feeder_team); }
+
+  // Until math has finished the first `tasks` tasks with work.
+  __device__ bool finished(u32 tasks, const Task& t) {
+    for (; (int)(done - tasks) < 0; ++done)
+      if (!walk.wait.barrier(b.s.done[done % SLOTS], (done / SLOTS) & 1, t.id, walk.step)) return false;
+    return true;
+  }
+
+  __device__ static bool reads_x(u32 op) {
+    return op == QKV || op == ROUTER || op == EXPERT_UP || op == SHARED_UP || op == DENSE_UP || op == LM_HEAD;
+  }
+
+  // Norm of every row of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.
+  __device__ void norm(u32 layer, bool second) {
+    const Params& p = b.p;
+    const float* weight = layer == p.layer_count ? (const float*)p.final_norm
+                          : (const float*)(second ? ((const Layer*)p.layers)[layer].norm2 : ((const Layer*)p.layers)[layer].norm);
+    for (u32 row = thread >> 5; row < p.rows; row += FEEDERS) {
+      const float2* from = (const float2*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row));
+      float mean = 0, square = 0;
+      if (p.centre) {
+        for (u32 i = b.lane; i < p.hidden / 2; i += 32) {
+          float2 v = __ldcg(from + i);
+          mean += v.x + v.y;
+        }
+        for (u32 o = 16; o; o >>= 1) mean += __shfl_xor_sync(~0u, mean, o);
+        mean /= p.hidden;
+      }
+#pragma unroll 4
+      for (u32 i = b.lane; i < p.hidden / 2; i += 32) {
+        float2 v = __ldcg(from + i);
+        square += (v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean);
+      }
+      for (u32 o = 16; o; o >>= 1) square += __shfl_xor_sync(~0u, square, o);
+      float scale = rsqrtf(square / p.hidden + p.eps);
+#pragma unroll 4
+      for (u32 i = b.lane; i < p.hidden / 2; i += 32) {
+        float2 v = __ldcg(from + i), w = __ldg((const float2*)weight + i);
+        b.x[row * p.x_stride + i] = pack_bf16((v.x - mean) * scale * w.x, (v.y - mean) * scale * w.y);
+      }
+    }
+  }
+
+  // Thread 0 polls, the others wait for it at the team's barrier.
+  __device__ bool counters(const Task& t, u32& last_wait) {
+    last_wait = mkviz::NO_WAIT;
+    for (u32 i = 0; i < t.waits; ++i) {
+      u32 target = walk.target(t.wait_arrivals[i], t.need[i]);
+      if ((int)(ptx::load_acquire((const u32*)b.p.counters + t.wait[i] * 32) - target) >= 0) continue;
+      last_wait = i;
+#if MK_TRACE
+      ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[i], target};
+#endif
+      if (!walk.wait.counter(t.wait[i], target, t.id, walk.step)) return false;
+    }
+    return true;
+  }
+
+  __device__ bool task(const Task& t) {
+    if (is_vector(t.op)) return true;
+    if (walk.enter_routed(t, thread == 0) && !walk.await_routing(t)) return false;
+    if (!walk.has_work(t)) return true;
+    if (walk.work >= SLOTS && !finished(walk.work - SLOTS + 1, t)) return false;
+    jitter(b.p, b.sm * 8 + 1, t.id);
+    if (thread == 0) {
+      u32 last_wait;
+      if (!counters(t, last_wait)) b.s.feeder_failed = 1;  // everybody sees it below
+#if MK_TRACE
+      Stamp& s = stamp_of(b, walk.work);
+      s.ready = ptx::cycles(), s.notes = last_wait;
+#endif
+    }
+    if (!team() || b.s.feeder_failed) return false;
+    if (reads_x(t.op)) {
+      bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD;
+      u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
+      if (tag != x_tag || walk.step != x_step) {
+        if (!finished(x_last, t)) return false;
+        norm(layer, second);
+        x_tag = tag, x_step = walk.step;
+        if (!team()) return false;
+      }
+      x_last = walk.work + 1;
+    } else if (t.op == ATTENTION) {
+      u32 buffer = q_next & 1;
+      if (!finished(q_last[buffer], t)) return false;
+      attention_feed(b, t, buffer, thread);
+      q_last[buffer] = walk.work + 1, ++q_next;
+      if (!team()) return false;
+    }
+    if (thread == 0) ptx::arrive(ptx::shared_address(&b.s.ready[walk.work % SLOTS]));
+    ++walk.work;
+    return true;
+  }
+
+  __device__ void run() {
+    for (; walk.step < b.p.steps; ++walk.step) {
+      if (!walk.next_step()) return;
+      for (u32 i = 0; i < b.count; ++i)
+        if (!task(b.tasks[i])) return;
+    }
+  }
+};

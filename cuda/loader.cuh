@@ -1,0 +1,162 @@
+// The loader: streams weights and KV pages into the ring, ahead of everybody, across tasks.  It waits for data only where it must
+// know an address (routing), or where a page is written in this very step.
+#pragma once
+#include "dense.cuh"
+
+struct Loader {
+  Block& b;
+  Walker walk;
+  u32 issued = 0;  // chunks so far
+
+  __device__ explicit Loader(Block& block) : b(block), walk(block, ROLE_LOADER) {}
+
+  __device__ bool chunk(const void* from, u32 bytes, const Task& t) {
+    u32 stage = issued % b.p.stages, parity = (issued / b.p.stages) & 1;
+    if (!walk.wait.barrier(b.s.empty[stage], parity ^ 1, t.id, walk.step)) return false;
+    ptx::load_chunk(ptx::shared_address(b.ring + stage * CHUNK), from, bytes, ptx::shared_address(&b.s.full[stage]), b.lane);
+    ++issued;
+    return true;
+  }
+
+  __device__ bool row_block(const char* from, u32 k16, const Task& t) {
+    for (u32 k = 0; k < k16; k += CHUNK_K16)
+      if (!chunk(from + k * FRAGMENT, min(CHUNK_K16, k16 - k) * FRAGMENT, t)) return false;
+    return true;
+  }
+
+  __device__ bool weights(const Task& t) {
+    for (u32 block = 0; block < t.blocks; ++block) {
+      u64 at = (u64)block * t.k16 * FRAGMENT;
+      if (t.op == EXPERT_UP) {
+        if (!row_block((const char*)t.weight + walk.routing().expert[t.slot] * t.stride + at, t.k16, t)) return false;
+      } else if (t.op == EXPERT_DOWN) {
+        const Routing& routing = walk.routing();
+        for (u32 slot = 0; slot < routing.count; ++slot)
+          if (!row_block((const char*)t.weight + routing.expert[slot] * t.stride + at, t.k16, t)) return false;
+        if (t.tail && !row_block((const char*)t.weight2 + (u64)block * t.tail * FRAGMENT, t.tail, t)) return false;
+      } else if (!row_block((const char*)t.weight + at, t.k16, t)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Pages of a split: keys first, then values.  A page that this step writes is read only after the counter that says so.
+  __device__ bool pages(const Task& t) {
+    KeyRange r = walk.keys(t);
+    const Layer& layer = ((const Layer*)b.p.layers)[t.layer];
+    if (r.hi > __ldcg((const u32*)b.p.first + t.a) + walk.step) {
+      if (!walk.wait.counter(layer.qkv_counter + t.c * layer.qkv_step, walk.target(layer.qkv_arrivals, layer.qkv_arrivals), t.id, walk.step))
+        return false;
+      ptx::fence_copy_engine();
+    }
+    for (u32 value = 0; value < 2; ++value)
+      for (u32 page = 0; page < r.pages; ++page)
+        if (!chunk(page_address(b.p, t.a, r.first_page + page, t.layer, t.c, value), PAGE * b.p.head_dim * 2, t)) return false;
+    return true;
+  }
+
+  // Top-k of every row from the router's logits, by this SM for itself: the largest logits, the lowest expert among equals.
+  __device__ void route(u32 layer) {
+    Routing& r = b.s.routing[walk.ordinal & 1];
+    const Params& p = b.p;
+    u32 lane = b.lane, used[MAX_EXPERTS / 32] = {};
+    for (u32 row = 0; row < p.rows; ++row) {
+      const float* logits = (const float*)p.router_logits + row * p.experts;
+      float v[MAX_EXPERTS / 32], first = 0;
+      u32 taken = 0;  // bit q: this lane's expert 32 q + lane is chosen
+#pragma unroll
+      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) v[q] = q * 32 + lane < p.experts ? __ldcg(logits + q * 32 + lane) : NEG_INF;
+      for (u32 k = 0; k < p.top_k; ++k) {
+        float best = NEG_INF;
+        u32 index = 0xffff;
+#pragma unroll
+        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
+          if (q * 32 + lane < p.experts && !(taken >> q & 1) && (index == 0xffff || v[q] > best)) best = v[q], index = q * 32 + lane;
+        u32 bits = __float_as_uint(best), key = index == 0xffff ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+        u32 top = __reduce_max_sync(~0u, key), winner = __reduce_min_sync(~0u, key == top ? index : 0xffffu);
+        if (k == 0) first = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
+        if (winner == index) taken |= 1u << (index >> 5);
+      }
+      float total = 0;  // of exponentials over the chosen, or over all experts
+      if (p.router_kind) {
+#pragma unroll
+        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
+          if (q * 32 + lane < p.experts && (p.router_kind == 2 || taken >> q & 1)) total += __expf(v[q] - first);
+        for (u32 o = 16; o; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
+      }
+      float weight[MAX_EXPERTS / 32], sum = 0;
+#pragma unroll
+      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
+        weight[q] = taken >> q & 1 ? (p.router_kind ? __expf(v[q] - first) / total : 1.f / (1.f + __expf(-v[q]))) : 0.f;
+        sum += weight[q];
+      }
+      if (p.renormalise) {
+        for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+      } else {
+        sum = 1;
+      }
+      u32 at = 0;
+#pragma unroll
+      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
+        u32 mask = __ballot_sync(~0u, taken >> q & 1);
+        if (taken >> q & 1) {
+          u32 k = at + __popc(mask & ((1u << lane) - 1));
+          r.chosen[row][k] = q * 32 + lane, r.weight[row][k] = weight[q] / sum;
+        }
+        at += __popc(mask), used[q] |= mask;
+      }
+    }
+    u32 count = 0;
+#pragma unroll
+    for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
+      if (used[q] >> lane & 1) r.expert[count + __popc(used[q] & ((1u << lane) - 1))] = q * 32 + lane;
+      count += __popc(used[q]);
+    }
+    if (lane == 0) r.count = count;
+    __syncwarp();
+    if (b.sm == 0)  // for the trace's routes table
+      for (u32 i = lane; i < 64; i += 32) ((u32*)p.routes)[layer * 64 + i] = i < count ? r.expert[i] + 1 : 0;
+  }
+
+  __device__ bool routing(const Task& t) {
+    const Layer& layer = ((const Layer*)b.p.layers)[t.layer];
+    if (!walk.wait.barrier(b.s.routing_free[walk.ordinal & 1], ((walk.ordinal >> 1) & 1) ^ 1, t.id, walk.step)) return false;
+    if (!walk.wait.counter(layer.router_counter, walk.target(layer.router_arrivals, layer.router_arrivals), t.id, walk.step)) return false;
+    route(t.layer);
+    __syncwarp();
+    if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.routed[walk.ordinal & 1]));
+    return true;
+  }
+
+  __device__ bool task(const Task& t) {
+    if (is_vector(t.op)) return true;
+    if (walk.enter_routed(t, false) && !routing(t)) return false;
+    if (!walk.has_work(t)) return true;
+    jitter(b.p, b.sm * 8, t.id);
+#if MK_TRACE
+    if (b.lane == 0) {
+      Stamp& s = stamp_of(b, walk.work);
+      s.ns = (u32)ptx::global_ns(), s.claim = ptx::cycles();
+      ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_LOADER] = {t.id, mkviz::RUNNING, NO_COUNTER, 0};
+    }
+    __syncwarp();
+#endif
+    ++walk.work;
+    return t.op == ATTENTION ? pages(t) : weights(t);
+  }
+
+  __device__ void run() {
+    for (; walk.step < b.p.steps; ++walk.step) {
+      if (!walk.next_step()) break;
+      for (u32 i = 0; i < b.count; ++i)
+        if (!task(b.tasks[i])) return drain();
+    }
+  }
+
+  // A launch that is given up may not end while copies are still on their way into its shared memory.
+  __device__ void drain() {
+    for (u32 c = issued > b.p.stages ? issued - b.p.stages : 0; c < issued; ++c)
+      while (!ptx::phase_over(ptx::shared_address(&b.s.full[c % b.p.stages]), (c / b.p.stages) & 1)) {}
+  }
+};

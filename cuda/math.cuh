@@ -1,0 +1,112 @@
+// The math warps: tensor-core products over chunks as they land.  Each leaves its partial tile to the task's storer.
+#pragma once
+#include "dense.cuh"
+
+struct Math {
+  Block& b;
+  Walker walk;
+  u32 taken = 0;   // chunks so far
+  u32 tiles = 0;   // finished tiles of each storer, four counts of 8 bits
+  u32 q_next = 0;
+  bool failed = false;
+  bool first = false;  // the next chunk is the first of its task
+
+  __device__ explicit Math(Block& block) : b(block), walk(block, ROLE_MATH) {}
+
+  // The ring as an op sees it: wait for the next chunk, read it, release it.
+  struct Next {
+    Math& m;
+    const Task& t;
+    __device__ const char* wait() {
+      Block& b = m.b;
+      u32 stage = m.taken % b.p.stages, parity = (m.taken / b.p.stages) & 1;
+#if MK_TRACE
+      if (m.first) m.look(t.id);
+#endif
+      if (!m.failed && !m.walk.wait.barrier(b.s.full[stage], parity, t.id, m.walk.step)) m.failed = true;
+#if MK_TRACE
+      if (m.first && b.warp == 0 && b.lane == 0) stamp_of(b, m.walk.work).begin = ptx::cycles();
+      m.first = false;
+#endif
+      return b.ring + stage * CHUNK;
+    }
+    __device__ void release() {
+      __syncwarp();
+      if (m.b.lane == 0 && !m.failed) ptx::arrive(ptx::shared_address(&m.b.s.empty[m.taken % m.b.p.stages]));
+      ++m.taken;
+    }
+  };
+
+#if MK_TRACE
+  // At a task's first chunk: has it landed, and how much of the ring has?  One stage a lane.
+  __device__ void look(u32 task) {
+    if (b.warp) return;
+    u32 c = taken + b.lane, n = b.p.stages;
+    bool landed = b.lane < n && ptx::phase_over_now(ptx::shared_address(&b.s.full[c % n]), (c / n) & 1);
+    u32 count = __popc(__ballot_sync(~0u, landed));
+    if (b.lane == 0) {
+      u32 fill = min(15u, count * 16 / n);
+      stamp_of(b, walk.work).notes |= fill << 12 | (count == 0 ? mkviz::BYTES_LAST << 16 : 0);
+      ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_MATH] = {task, mkviz::RUNNING, NO_COUNTER, 0};
+    }
+  }
+#endif
+
+  __device__ bool block(const Task& t, u32 index) {
+    u32 storer = t.order & (STORERS - 1), n = tiles >> (8 * storer) & 255, buffer = n & 1;
+    if (!walk.wait.barrier(b.s.tile_empty[storer][buffer], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return false;
+    Tile& tile = b.s.tile[storer][buffer];
+    Next next{*this, t};
+    if (t.op == ATTENTION) {
+      if (!attention_math(b, t, walk, q_next & 1, tile, next)) return false;
+    } else {
+      float c[4] = {};
+      if (t.op == O_PROJ) {
+        multiply_streamed(b, c, (const uint2*)b.p.attention, t.k16, next);
+      } else if (t.op == DENSE_DOWN) {
+        multiply_streamed(b, c, (const uint2*)b.p.dense_hidden, t.k16, next);
+      } else if (t.op == EXPERT_DOWN) {
+        u32 active = walk.routing().count;
+        for (u32 slot = 0; slot < active; ++slot)
+          multiply_streamed(b, c, (const uint2*)b.p.expert_hidden + (u64)slot * t.k16 * 32, t.k16, next);
+        if (t.tail) multiply_streamed(b, c, (const uint2*)b.p.shared_hidden, t.tail, next);
+      } else {
+        multiply_resident(b, c, t.k16, next);
+      }
+      tile.part[b.warp][b.lane] = make_float4(c[0], c[1], c[2], c[3]);
+    }
+    if (failed) return false;
+    if (b.warp == 0 && b.lane == 0) tile.work = walk.work;
+#if MK_TRACE
+    if (b.warp == 0 && b.lane == 0 && index + 1 == t.blocks) stamp_of(b, walk.work).end = ptx::cycles();
+#endif
+    __syncwarp();
+    if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_full[storer][buffer]));
+    tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
+    return true;
+  }
+
+  __device__ bool task(const Task& t) {
+    if (is_vector(t.op)) return true;
+    if (walk.enter_routed(t, b.lane == 0) && !walk.await_routing(t)) return false;
+    if (!walk.has_work(t)) return true;
+    if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
+    jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
+    first = true;
+    for (u32 i = 0; i < t.blocks; ++i)
+      if (!block(t, i)) return false;
+    if (t.op == ATTENTION) ++q_next;
+    __syncwarp();
+    if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.done[walk.work % SLOTS]));
+    ++walk.work;
+    return true;
+  }
+
+  __device__ void run() {
+    for (; walk.step < b.p.steps; ++walk.step) {
+      if (!walk.next_step()) return;
+      for (u32 i = 0; i < b.count; ++i)
+        if (!task(b.tasks[i])) return;
+    }
+  }
+};

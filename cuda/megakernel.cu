@@ -1,0 +1,40 @@
+// One persistent kernel: one block per SM, each walks its list of tasks.  Compiled once per architecture and trace level.
+#include "feeder.cuh"
+#include "loader.cuh"
+#include "math.cuh"
+#include "storer.cuh"
+
+__device__ __forceinline__ void init_barriers(Shared& s, u32 stages) {
+  auto init = [](u64& bar, u32 arrivals) { ptx::mbarrier_init(ptx::shared_address(&bar), arrivals); };
+  for (u32 i = 0; i < stages; ++i) init(s.full[i], ptx::LOAD_ARRIVALS), init(s.empty[i], MATH_WARPS);
+  for (u32 i = 0; i < SLOTS; ++i) init(s.ready[i], 1), init(s.done[i], MATH_WARPS);
+  for (u32 i = 0; i < STORERS; ++i)
+    for (u32 j = 0; j < TILE_BUFFERS; ++j) init(s.tile_full[i][j], MATH_WARPS), init(s.tile_empty[i][j], 1);
+  for (u32 i = 0; i < 2; ++i) init(s.routed[i], 1), init(s.routing_free[i], MATH_WARPS + 1 + STORERS);
+  s.feeder_failed = 0;
+  init(s.math_team, MATH_WARPS), init(s.feeder_team, FEEDERS);
+  ptx::mbarrier_init_fence();
+}
+
+#ifdef MK_FIXED_SHARED
+static_assert((sizeof(Shared) + 127) / 128 * 128 <= MK_FIXED_SHARED, "the host reserves less than the fixed part takes");
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) char memory[];
+  Shared& s = *(Shared*)memory;
+  char* ring = memory + (sizeof(Shared) + 127) / 128 * 128;
+  u32* x = (u32*)(ring + p.stages * CHUNK);
+  u32* q = x + ROWS * p.x_stride;
+  u32 q_stride = p.head_dim / 2 + 4, words = ROWS * p.x_stride + 2 * ROWS * q_stride;
+  for (u32 i = threadIdx.x; i < words; i += THREADS) x[i] = 0;  // rows that the step does not have stay zero
+  if (threadIdx.x == 0) init_barriers(s, p.stages);
+  __syncthreads();
+  u32 first = ((const u32*)p.task_ptr)[blockIdx.x];
+  Block b = {p, s, ring, x, q, q_stride, blockIdx.x, threadIdx.x & 31, threadIdx.x >> 5, (const Task*)p.tasks + first,
+             ((const u32*)p.task_ptr)[blockIdx.x + 1] - first};
+  if (b.warp < MATH_WARPS) Math(b).run();
+  else if (b.warp == LOADER) Loader(b).run();
+  else if (b.warp < STORER0) Feeder(b).run();
+  else Storer(b).run();
+}

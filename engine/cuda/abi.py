@@ -1,0 +1,64 @@
+"""The numpy twins of the structs in ``cuda/abi.h``; :func:`assertions` is the C++ that checks one against the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mkviz.record import LIVE, RECORD
+
+CHUNK, CHUNK_K16, FRAGMENT = 16384, 32, 512  # bytes, k16 fragments, bytes
+ROWS = 8  # rows of a step
+MATH_WARPS, FEEDERS, STORERS = 8, 4, 4
+WARPS = MATH_WARPS + 1 + FEEDERS + STORERS
+ROLES = ("loader", "feeder", "math", *(f"storer {i}" for i in range(STORERS)))
+ROUTE_SLOTS = 64  # slots of a layer that the routes table has room for
+NO_COUNTER = 0xFFFFFFFF
+
+
+def _struct(*fields: tuple) -> np.dtype:
+    """A packed struct; fields are (name, type) or (name, type, count)."""
+    return np.dtype([f if len(f) == 2 else (f[0], f[1], (f[2],)) for f in fields])
+
+
+def _words(names: str, kind: str) -> list[tuple[str, str]]:
+    return [(name, kind) for name in names.split()]
+
+
+TASK = _struct(
+    *_words("id op layer slot tile a b c d k16 blocks tail", "<u4"), *_words("weight stride weight2", "<u8"),
+    *_words("waits raises", "<u4"), ("wait", "<u4", 2), ("need", "<u4", 2), ("wait_arrivals", "<u4", 2), ("raise", "<u4", 2),
+    *_words("order pad", "<u4"), ("unused", "<u8"),
+)  # fmt: skip
+LAYER = _struct(
+    *_words("norm norm2 qkv_bias o_bias gate_bias up_bias down_bias", "<u8"),
+    *_words("rope window splits routed qkv_counter qkv_arrivals router_counter router_arrivals qkv_step pad0", "<u4"),
+    ("pad1", "<u8"),
+)  # fmt: skip
+ROLE_STATE = _struct(*_words("task state counter target", "<u4"))
+ABORT = _struct(*_words("word sm role task counter value target step", "<u4"))
+PARAMS = _struct(
+    *_words("tasks task_ptr layers counters abort stop go embed head final_norm rope_table token position first sequence wants "
+            "page_table kv x mid q part_out part_max part_sum attention router_logits expert_hidden dense_hidden shared_hidden "
+            "logits tile_max tile_arg greedy routes records live limit states", "<u8"),
+    *_words("hidden heads kv_heads head_dim experts top_k expert_k16 dense_k16 shared_k16 vocab layer_count rows table_width "
+            "splits head_tiles ring_capacity epoch steps step_low poll_budget parallel centre interleaved router_kind "
+            "renormalise shared_average stages x_stride picked_counter picked_arrivals step_high delay_seed", "<u4"),
+    *_words("eps logit_scale attention_scale pad", "<f4"),
+)  # fmt: skip
+
+STRUCTS = {
+    "Task": TASK, "Layer": LAYER, "RoleState": ROLE_STATE, "Abort": ABORT, "Params": PARAMS, "Record": RECORD, "Live": LIVE,
+}  # fmt: skip
+
+
+def assertions() -> str:
+    """C++ that compiles only where ``abi.h`` has the sizes, offsets and constants of this file."""
+    lines = ['#include "abi.h"', "#define at(S, f) __builtin_offsetof(S, f)"]
+    for name, dtype in STRUCTS.items():
+        lines.append(f'static_assert(sizeof({name}) == {dtype.itemsize}, "size of {name}");')
+        for field, (_, offset, *_) in dtype.fields.items():
+            if not field.startswith(("pad", "unused")):
+                lines.append(f'static_assert(at({name}, {field}) == {offset}, "{name}.{field}");')
+    for name, value in (("CHUNK", CHUNK), ("CHUNK_K16", CHUNK_K16), ("FRAGMENT", FRAGMENT), ("NO_COUNTER", NO_COUNTER)):
+        lines.append(f'static_assert({name} == {value}u, "{name}");')
+    return "\n".join(lines) + "\n"

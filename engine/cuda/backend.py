@@ -1,0 +1,297 @@
+"""CudaBackend: runs steps of a model in one persistent kernel."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from engine.builder import StepGraph, StepShape, build_graph
+from engine.checkpoint import Weights
+from engine.config import ModelConfig
+from engine.cpu.routing import ROUTERS
+from engine.cuda import abi
+from engine.cuda.build import MAX_THREADS, megakernel
+from engine.cuda.device import Device, open_device
+from engine.cuda.link import DeviceRings
+from engine.cuda.program import Program, make_program
+from engine.cuda.weights import PackedWeights, check_supported
+from engine.plan import StepPlan, StepResult
+from engine.tiling import PAGE, Tiling
+from mkviz.errors import MkvizError
+from mkviz.graph import Graph
+from mkviz.policies import make_schedule
+from mkviz.schedule import Schedule
+from mkviz.validate import check
+
+FIXED_SHARED = 44 << 10  # bytes of a block's shared memory besides ring, activations and q; the build asserts that it is enough
+POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
+LINE = 32  # u32 words from one counter to the next: a cache line each
+
+
+class StuckStep(MkvizError):
+    """A wait ran out of polls.  The message says which task on which SM waited for which counter, and who should raise it."""
+
+    exit_code = 1
+
+
+class CudaBackend:
+    """Runs steps of at most 8 rows.  ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.
+
+    Raises MkvizError, before anything is allocated, for a model that the kernel does not support or that does not fit.
+    """
+
+    name, max_rows = "cuda", abi.ROWS
+
+    def __init__(self, config: ModelConfig, weights: Weights, *, pages: int = 256, policy: str = "round_robin",
+                 trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
+                 poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None):  # fmt: skip
+        check_supported(config)
+        self.device: Device = open_device()
+        self.config, self.policy, self.trace, self.pages = config, policy, int(trace), pages
+        self.sms = sms or self.device.sms
+        if self.sms > self.device.sms:
+            raise MkvizError(f"sms: {self.sms}", f"at most {self.device.sms} on {self.device.name}: all blocks must be resident")
+        self.cupy = self.device.cupy
+        self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
+        self.tiling = Tiling.for_tensor_cores(config, self.sms)
+        self._check_memory(pages, ring_capacity)
+        self._stream = self.cupy.cuda.Stream(non_blocking=True)
+        with self._stream:
+            self.weights = PackedWeights(config, weights, self.cupy)
+            self.rings = DeviceRings(self.cupy, self.sms, ring_capacity, capture)
+            self._arrays = self._allocate(pages)
+        self._stream.synchronize()
+        self._launch = self._load()
+        self._programs: dict[StepShape, tuple[int, Program, dict[str, Any], list[int]]] = {}
+        self.graphs: dict[int, tuple[Graph, Schedule]] = {}
+        self.serial = 0
+
+    # -- memory ---------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def page_bytes(config: ModelConfig) -> int:
+        return len(config.layers) * config.kv_heads * 2 * PAGE * config.head_dim * 2
+
+    def _check_memory(self, pages: int, ring_capacity: int) -> None:
+        need = {
+            "weights": PackedWeights.bytes_needed(self.config), "KV pages": pages * self.page_bytes(self.config),
+            "rings": self.sms * abi.STORERS * ring_capacity * 32, "logits and scratch": 64 * self.config.vocab + (64 << 20),
+        }  # fmt: skip
+        if (total := sum(need.values())) > self.device.free:
+            parts = ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in need.items())
+            raise MkvizError(
+                f"device memory: {total / 1e9:.2f} GB needed ({parts}), {self.device.free / 1e9:.2f} GB free on {self.device.name}",
+                "fewer pages, a smaller model, or a larger GPU",
+            )
+
+    def _allocate(self, pages: int) -> dict[str, Any]:
+        c, xp, rows = self.config, self.cupy, abi.ROWS
+        splits = StepShape.covering(1, c.max_positions).splits
+        moe = max((s.width for s in c.layers if s.mlp == "moe"), default=0)
+        dense = max((s.width for s in c.layers if s.mlp == "dense"), default=0)
+        slots = min(c.experts, rows * c.top_k)
+        angle = np.arange(c.max_positions, dtype=np.float32)[:, None] * c.inv_freq()
+        table = np.stack([np.cos(angle), np.sin(angle)], -1) * np.float32(c.rope_scale)
+
+        def f32(*shape):
+            return xp.zeros(shape, xp.float32)
+
+        def u32(*shape):
+            return xp.zeros(shape, xp.uint32)
+
+        def u16(*shape):
+            return xp.zeros(shape, xp.uint16)
+
+        return {
+            "rope_table": xp.asarray(table.astype(np.float32)), "abort": u32(8), "stop": u32(1), "go": u32(self.max_steps + 1),
+            "token": u32(rows), "position": u32(rows), "first": u32(rows), "sequence": u32(rows), "wants": u32(rows),
+            "page_table": u32(rows, -(-c.max_positions // PAGE)), "kv": u16(pages, self.page_bytes(c) // 2),
+            "x": f32(2, rows, c.hidden), "mid": f32(rows, c.hidden), "q": u16(rows, c.heads, c.head_dim),
+            "part_out": f32(rows, c.heads, splits, c.head_dim), "part_max": f32(rows, c.heads, splits),
+            "part_sum": f32(rows, c.heads, splits), "attention": u16(c.heads * c.head_dim * rows),
+            "router_logits": f32(rows, max(1, c.experts)), "expert_hidden": u16(max(1, slots * moe * rows)),
+            "dense_hidden": u16(max(1, dense * rows)), "shared_hidden": u16(max(1, c.shared_width * rows)),
+            "logits": f32(rows, c.vocab), "tile_max": f32(rows, self._head_tiles), "tile_arg": u32(rows, self._head_tiles),
+            "greedy": u32(self.max_steps, rows), "routes": u32(len(c.layers), abi.ROUTE_SLOTS),
+            "states": u32(self.sms, len(abi.ROLES), 4),
+        }  # fmt: skip
+
+    @property
+    def _head_tiles(self) -> int:
+        return -(-self.config.vocab // self.tiling.lm_head)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._arrays["kv"].nbytes
+
+    @property
+    def widened_bytes(self) -> int:
+        """Bytes of the packed copy of the weights on the device."""
+        return self.weights.nbytes
+
+    def zero_pages(self, pages: list[int]) -> None:
+        """Clear pages that a sequence opens: attention multiplies what it masks by zero, so stale NaNs would leak."""
+        with self._stream:
+            for page in pages:
+                self._arrays["kv"][page].fill(0)
+
+    # -- the kernel -----------------------------------------------------------------------------------------------------
+
+    def _load(self):
+        """The loaded kernel, with its ring sized to the shared memory that is left."""
+        c = self.config
+        self.x_stride = (c.hidden // 2 + 7) // 8 * 8 + 4
+        resident = 4 * abi.ROWS * (self.x_stride + 2 * (c.head_dim // 2 + 4))
+        self.stages = min(16, (self.device.shared - FIXED_SHARED - resident) // abi.CHUNK)
+        if self.stages < 3:
+            raise MkvizError(f"hidden_size: {c.hidden}", f"at most what leaves 48 KiB of {self.device.shared} bytes of shared memory")
+        defines = {"MK_TRACE": self.trace, "MK_DELAYS": int(self.delays > 0), "MK_FIXED_SHARED": FIXED_SHARED}
+        module = self.cupy.RawModule(path=str(megakernel(self.device.arch, **defines)))
+        kernel = module.get_function("megakernel")
+        self.shared_bytes = FIXED_SHARED + self.stages * abi.CHUNK + resident
+        kernel.max_dynamic_shared_size_bytes = self.shared_bytes
+        return kernel
+
+    def program(self, shape: StepShape) -> tuple[int, Program, dict[str, Any], list[int]]:
+        """(graph id, program, its device arrays, [steps run]) for a step shape; built, scheduled and checked at first use."""
+        if shape not in self._programs:
+            built = build_graph(self.config, shape, self.tiling, 2)
+            self.bind(built, make_schedule(built.graph, self.sms, self.policy))
+        return self._programs[shape]
+
+    def bind(self, built: StepGraph, schedule: Schedule, validate: bool = True) -> None:
+        """Use this graph and schedule for its step shape (``validate=False``: for tests of the watchdog)."""
+        if validate:
+            check(built.graph, schedule)
+        program = make_program(self.config, built, schedule, self.weights)
+        xp = self.cupy
+        with self._stream:
+            arrays = {
+                "tasks": xp.asarray(program.tasks.view(np.uint8)), "task_ptr": xp.asarray(program.task_ptr),
+                "layers": xp.asarray(program.layers.view(np.uint8)),
+                "counters": xp.zeros(len(program.graph.counters) * LINE, xp.uint32),
+            }  # fmt: skip
+        self._stream.synchronize()
+        graph_id = len(self.graphs)
+        self.graphs[graph_id] = (program.graph, schedule)
+        self._programs[built.shape] = (graph_id, program, arrays, [0])
+
+    def _params(self, program: Program, arrays: dict[str, Any], epoch: int, steps: int, rows: int) -> np.ndarray:
+        c, p = self.config, np.zeros(1, abi.PARAMS)
+        for name, a in (self._arrays | arrays).items():
+            p[name] = a.data.ptr
+        p["embed"], p["head"], p["final_norm"] = (self.weights.address(n) for n in ("embed", "head", "norm"))
+        p["records"], p["live"], p["limit"] = (a.data.ptr for a in (self.rings.records, self.rings.live, self.rings.limit))
+        dense = max((s.width for s in c.layers if s.mlp == "dense"), default=0)
+        moe = max((s.width for s in c.layers if s.mlp == "moe"), default=0)
+        for name, value in {
+            "hidden": c.hidden, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "experts": c.experts,
+            "top_k": c.top_k, "expert_k16": moe // 16, "dense_k16": dense // 16, "shared_k16": c.shared_width // 16,
+            "vocab": c.vocab, "layer_count": len(c.layers), "rows": rows, "table_width": self._arrays["page_table"].shape[1],
+            "splits": self._arrays["part_max"].shape[2], "head_tiles": program.head_tiles, "ring_capacity": self.rings.capacity,
+            "epoch": epoch & 0xFFFFFFFF, "steps": steps, "step_low": self.serial & 0xFFFFFFFF, "step_high": self.serial >> 32,
+            "poll_budget": self.poll_budget, "parallel": c.parallel, "centre": c.norm == "layer",
+            "interleaved": c.rope_style == "interleaved", "router_kind": ROUTERS.index(c.router) if c.router else 0,
+            "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
+            "stages": self.stages, "x_stride": self.x_stride, "picked_counter": program.picked_counter,
+            "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
+            "eps": c.eps, "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
+        }.items():  # fmt: skip
+            p[name] = value
+        return p
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """One step."""
+        return self.run(plan, 1)
+
+    def run(self, plan: StepPlan, steps: int) -> StepResult:
+        """``steps`` steps in one launch; more than one only for rows that decode (each takes its greedy token as its next).
+
+        ``greedy`` of the result is i32[rows] of the last step; :attr:`greedy_steps` has all.  Raises :class:`StuckStep` when a
+        wait ran out of polls; the next launch starts from clean counters.
+        """
+        self.start(plan, steps)
+        return self.finish()
+
+    def start(self, plan: StepPlan, steps: int) -> None:
+        """Launch and return; :meth:`finish` waits.  Between the two the rings may be drained and :meth:`stop` called."""
+        rows, keys = len(plan), int(plan.position.max()) + steps
+        if not 1 <= steps <= self.max_steps:
+            raise MkvizError(f"steps: {steps} in one launch", f"1 to {self.max_steps}")
+        if keys > self.config.max_positions:
+            raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
+        if rows > abi.ROWS:
+            raise MkvizError(f"rows: {rows} in one step", f"at most {abi.ROWS} on the cuda backend")
+        graph_id, program, arrays, epoch = self.program(StepShape.covering(rows, keys))
+        first = np.array([plan.position[plan.sequence == s].min() for s in plan.sequence], np.uint32)
+        a = self._arrays
+        with self._stream:
+            for name, value in (("token", plan.token), ("position", plan.position), ("first", first),
+                                ("sequence", plan.sequence), ("wants", plan.wants_logits)):  # fmt: skip
+                a[name][:rows] = self.cupy.asarray(np.asarray(value).astype(np.uint32))
+            a["page_table"][: len(plan.pages), : plan.pages.shape[1]] = self.cupy.asarray(plan.pages.astype(np.uint32))
+            a["stop"].fill(0)
+        self._stream.synchronize()  # the kernel must find everything there, and nothing may be allocated once it runs
+        params = self._params(program, arrays, epoch[0], steps, rows)
+        self._begin = time.monotonic_ns()
+        self._launch((self.sms,), (MAX_THREADS,), (params,), shared_mem=self.shared_bytes, stream=self._stream)
+        self._running = (plan, steps, rows, graph_id, program, arrays, epoch)
+
+    def finish(self) -> StepResult:
+        plan, steps, rows, graph_id, program, arrays, epoch = self._running
+        self._stream.synchronize()
+        end = time.monotonic_ns()
+        a = self._arrays
+        abort = a["abort"].get(stream=self._stream).view(abi.ABORT)[0]
+        if abort["word"]:
+            raise self._give_up(abort, program, arrays, epoch, steps)
+        go = a["go"].get(stream=self._stream)
+        done = next((s for s in range(1, steps) if not go[s]), steps)
+        self.serial += done
+        epoch[0] += done
+        self.greedy_steps = a["greedy"][:done, :rows].get(stream=self._stream).astype(np.int32)
+        logits = a["logits"][:rows].get(stream=self._stream) if plan.wants_logits.any() else np.zeros((rows, 0), np.float32)
+        greedy = np.where(plan.wants_logits, self.greedy_steps[-1], -1)
+        return StepResult(logits, greedy, self._routes(), graph_id, self._begin, end)
+
+    def stop(self) -> None:
+        """Ask a running launch to end after the step it is in."""
+        side = self.rings._stream
+        self._arrays["stop"].set(np.ones(1, np.uint32), stream=side)
+        side.synchronize()
+
+    def _routes(self) -> list[tuple[int, int, int, int]]:
+        routes = self._arrays["routes"].get(stream=self._stream)
+        layers, slots = np.nonzero(routes)
+        moe = [i for i, s in enumerate(self.config.layers) if s.mlp == "moe"]
+        keep = np.isin(layers, moe)
+        layers, slots = layers[keep], slots[keep]
+        return [(int(la), int(s), int(routes[la, s]) - 1, 0) for la, s in zip(layers, slots, strict=True)]
+
+    def _give_up(self, abort, program: Program, arrays, epoch, steps: int) -> StuckStep:
+        """The error of a stuck launch; counters are set back, so that the next one starts clean."""
+        g, schedule = program.graph, program.schedule
+        sm = schedule.sm_of(len(g))
+        with self._stream:
+            arrays["counters"].fill(0)
+            self._arrays["abort"].fill(0)
+        self._stream.synchronize()
+        epoch[0] = 0
+        self.serial += steps
+        task, counter = int(abort["task"]), int(abort["counter"])
+        who = f"SM {abort['sm']} {('loader', 'feeder', 'math', 'storer')[int(abort['role'])]}"
+        what = g.label(task) if task < len(g) else "the next step"
+        if counter == abi.NO_COUNTER:
+            return StuckStep(f"step stuck: {what} on {who} waits for another role of its block", "report this with the trace")
+        ptr, producers = g.producers
+        names = [f"{g.label(int(t))} on SM {sm[t]}" for t in producers[ptr[counter] : ptr[counter + 1]]]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return StuckStep(
+            f"step stuck: {what} (task {task}) on {who} waits for counter {g.counters[counter]}: {abort['value']} of "
+            f"{abort['target']}; raised by {', '.join(names[:3]) or 'nobody'}{more}", "check the schedule (mkviz schedule check)",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        self._stream.synchronize()

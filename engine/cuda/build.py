@@ -1,0 +1,105 @@
+"""Build: NVRTC compiles the kernel to a cubin at first use, cached by everything that went into it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from engine.models import models_dir
+from mkviz.errors import MkvizError
+from mkviz.locate import device_dirs, device_file
+
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+MAX_THREADS = 544
+
+
+def cache_dir() -> Path:
+    return models_dir().parent / "cubins"
+
+
+def nvrtc():
+    """CuPy's binding of NVRTC.  Raises MkvizError that says what to install; needs no driver and no GPU."""
+    try:
+        from cupy.cuda import nvrtc as binding
+
+        binding.getVersion()
+    except Exception as error:  # ImportError, or what CuPy raises for a missing library
+        raise MkvizError(
+            f"no CUDA compiler ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})",
+            "pip install 'mkviz[cuda13]' (or cuda12); the cpu backend works without",
+        ) from None
+    return binding
+
+
+def include_options() -> list[str]:
+    """-I options: our device code, and the folder of cuda_bf16.h."""
+    options = [f"-I{d}" for d in device_dirs()]
+    for package in ("nvidia.cu13", "nvidia.cuda_runtime"):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        if spec and spec.submodule_search_locations:
+            options += [f"-I{Path(p) / 'include'}" for p in spec.submodule_search_locations]
+    for root in (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
+        if root and (Path(root) / "include").is_dir():
+            options.append(f"-I{Path(root) / 'include'}")
+    return options
+
+
+def compile_cubin(source: str, arch: int, defines: dict[str, int] | None = None, name: str = "megakernel.cu") -> tuple[bytes, str]:
+    """(cubin, ptxas report) of CUDA C++ for sm_``arch``.  Raises MkvizError with the compiler's first error."""
+    if arch < 80:
+        raise MkvizError(f"GPU architecture sm_{arch}", "sm_80 or newer (mma.sync on bf16)")
+    binding = nvrtc()
+    options = [
+        f"-arch=sm_{arch}", "-std=c++17", "--ptxas-options=-v", "-default-device", *include_options(),
+        *(f"-D{k}={v}" for k, v in (defines or {}).items()),
+    ]  # fmt: skip
+    program = binding.createProgram(source, name, (), ())
+    try:
+        binding.compileProgram(program, tuple(options))
+        return bytes(binding.getCUBIN(program)), binding.getProgramLog(program)
+    except binding.NVRTCError:
+        log = binding.getProgramLog(program)
+        first = next((line for line in log.splitlines() if "error" in line), log.strip() or "no message")
+        raise MkvizError(f"{name} does not compile for sm_{arch}: {first}", "report this with the output of --debug") from None
+    finally:
+        binding.destroyProgram(program)
+
+
+def megakernel(arch: int, **defines: int) -> Path:
+    """The path of the megakernel's cubin for sm_``arch`` with these defines; compiled when it is not cached.
+
+    The cache key is the hash of source, headers, options, compiler version and architecture.
+    """
+    source = device_file("megakernel.cu")
+    digest = hashlib.sha256(repr((arch, sorted(defines.items()), nvrtc().getVersion())).encode())
+    for folder in device_dirs():
+        for file in sorted(folder.glob("*.*h")) + [source]:
+            if file.is_file():
+                digest.update(file.name.encode() + file.read_bytes())
+    cubin = cache_dir() / f"megakernel-sm_{arch}-{digest.hexdigest()[:24]}.cubin"
+    if not cubin.exists():
+        print(f"compiling the megakernel for sm_{arch}, once …", end=" ", file=sys.stderr, flush=True)
+        begin = time.monotonic()
+        code, _ = compile_cubin(source.read_text(encoding="utf-8"), arch, defines)
+        print(f"{time.monotonic() - begin:.1f} s", file=sys.stderr)
+        _write(cubin, code)
+    return cubin
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all: another process may compile the same kernel now."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
+            f.write(data)
+        os.replace(f.name, path)
+    except OSError as error:
+        raise MkvizError(f"{path}: {error.strerror}", "set MKVIZ_HOME to a folder that can be written") from None

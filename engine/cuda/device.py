@@ -1,0 +1,41 @@
+"""Device: the GPU as CuPy gives it to us, or one clear error that says what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mkviz.errors import MkvizError
+
+
+@dataclass(frozen=True)
+class Device:
+    """``arch`` as in sm_``arch``; ``shared`` bytes of shared memory that a block may take; ``free`` bytes of device memory."""
+
+    cupy: Any
+    name: str
+    arch: int
+    sms: int
+    shared: int
+    free: int
+
+
+def open_device() -> Device:
+    """The current GPU.  Raises MkvizError when CuPy, the driver or a GPU is missing."""
+    try:
+        import cupy
+    except ImportError:
+        raise MkvizError("cuda backend: CuPy is not installed", "pip install 'mkviz[cuda13]' (or cuda12), or use --backend cpu") from None
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise MkvizError(f"cuda backend: no usable driver ({error})", "install NVIDIA's driver, or use --backend cpu") from None
+    if not count:
+        raise MkvizError("cuda backend: no GPU found", "use --backend cpu")
+    index = cupy.cuda.Device().id
+    properties = cupy.cuda.runtime.getDeviceProperties(index)
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    return Device(
+        cupy, properties["name"].decode(), properties["major"] * 10 + properties["minor"], properties["multiProcessorCount"],
+        properties["sharedMemPerBlockOptin"], free,
+    )  # fmt: skip

@@ -1,0 +1,73 @@
+"""Program: a step graph and its schedule as the tables that the kernel walks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.builder import OP, StepGraph, layer_splits
+from engine.config import ModelConfig
+from engine.cuda.abi import LAYER, TASK
+from engine.cuda.weights import PackedWeights
+from mkviz.errors import MkvizError
+from mkviz.graph import Graph
+from mkviz.schedule import Schedule
+
+_GATED = {OP["expert_up"], OP["shared_up"], OP["dense_up"]}
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """``tasks`` TASK[n] in the order of the SMs' lists, ``task_ptr`` u32[sms + 1], ``layers`` LAYER[layers]."""
+
+    graph: Graph
+    schedule: Schedule
+    tasks: np.ndarray
+    task_ptr: np.ndarray
+    layers: np.ndarray
+    picked_counter: int
+    head_tiles: int
+
+
+def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weights: PackedWeights) -> Program:
+    """Raises MkvizError where the schedule claims tasks (the kernel walks owned lists only)."""
+    g = built.graph
+    if len(schedule.queue):
+        raise MkvizError(f"policy {schedule.policy!r} on the cuda backend", "a policy that owns every task, such as round_robin")
+    tasks = np.zeros(len(g), TASK)
+    for name in ("op", "layer", "slot", "tile"):
+        tasks[name] = getattr(g, name).astype(np.int64) & 0xFFFFFFFF
+    tasks["id"] = np.arange(len(g))
+    for i, name in enumerate("abcd"):
+        tasks[name] = built.args[:, i]
+    tasks["blocks"] = 1
+    for t in range(len(g)):
+        weights.bind(tasks[t], g.ops[g.op[t]], int(g.layer[t]))
+        for kind, ptr, counter in (("wait", g.wait_ptr, g.wait_counter), ("raise", g.raise_ptr, g.raise_counter)):
+            first, end = ptr[t], ptr[t + 1]
+            if end - first > 2:
+                raise MkvizError(f"task {t} ({g.label(t)}): {end - first} {kind}s", "at most 2 on the cuda backend")
+            tasks[t][kind + "s"] = end - first
+            tasks[t][kind][: end - first] = counter[first:end]
+        first, end = g.wait_ptr[t], g.wait_ptr[t + 1]
+        tasks[t]["need"][: end - first] = g.wait_need[first:end]
+        tasks[t]["wait_arrivals"][: end - first] = g.arrivals[g.wait_counter[first:end]]
+    index = {name: i for i, name in enumerate(g.counters)}
+    layers = np.zeros(len(config.layers), LAYER)
+    for i, spec in enumerate(config.layers):
+        layer = layers[i]
+        weights.bind_layer(layer, i)
+        layer["rope"], layer["window"] = spec.rope, config.window if spec.attention == "sliding" else 0
+        layer["splits"], layer["routed"] = layer_splits(config, i, built.shape), spec.mlp == "moe"
+        first = index[f"qkv.{i}.0"]
+        layer["qkv_counter"], layer["qkv_arrivals"], layer["qkv_step"] = first, g.arrivals[first], 1
+        if spec.mlp == "moe":
+            router = index[f"router.{i}"]
+            layer["router_counter"], layer["router_arrivals"] = router, g.arrivals[router]
+    ordered = tasks[schedule.order]
+    for sm in range(schedule.sms):
+        a, b = schedule.order_ptr[sm], schedule.order_ptr[sm + 1]
+        ordered["order"][a:b] = np.arange(b - a)
+    head_tiles = int((g.op == OP["lm_head"]).sum())
+    return Program(g, schedule, ordered, schedule.order_ptr.astype(np.uint32), layers, index["picked"], head_tiles)

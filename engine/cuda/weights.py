@@ -1,0 +1,153 @@
+"""PackedWeights: the one copy of a model's weights on the device, in the order in which the kernel reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from engine.checkpoint import Weights
+from engine.config import ModelConfig
+from engine.cuda.abi import FRAGMENT
+from engine.cuda.pack import fragments, gate_up, pair_rows
+from mkviz.errors import MkvizError
+
+_PARTS = ("gate", "up", "down")
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Raises MkvizError naming the field that the kernel cannot honour; allocates nothing."""
+    k = {"hidden_size": config.hidden, "heads * head_dim": config.heads * config.head_dim}
+    k |= {f"layer {i} {s.mlp} width": s.width for i, s in enumerate(config.layers)}
+    if config.shared_width:
+        k["shared expert width"] = config.shared_width
+    for name, value in k.items():
+        if value % 16:
+            raise MkvizError(f"{name}: {value}", "a multiple of 16 on the cuda backend")
+    for name, ok, value, right in (
+        ("head_dim", config.head_dim % 16 == 0 and config.head_dim <= 128, config.head_dim, "a multiple of 16, at most 128"),
+        ("query heads per KV head", config.heads // config.kv_heads <= 8, config.heads // config.kv_heads, "at most 8"),
+        ("num_experts", config.experts <= 256, config.experts, "at most 256"),
+        ("num_experts_per_tok", config.top_k <= 16, config.top_k, "at most 16"),
+        ("model_type", not config.qk_norm, config.family, "cohere2_moe or llama on the cuda backend"),
+    ):
+        if not ok:
+            raise MkvizError(f"{name}: {value}", f"{right}; the cpu backend takes this model")
+
+
+class PackedWeights:
+    """Packs a checkpoint matrix by matrix onto the device.
+
+    ``matrices``: name -> u16 device array; experts of a layer lie in one array, ``stride`` bytes apart.  ``vectors``: f32 device
+    arrays.  ``nbytes`` of all.  ``xp`` is cupy; numpy serves the tests, which then look at the same arrays.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, xp: Any):
+        self.config, self.xp = config, xp
+        self.matrices: dict[str, Any] = {}
+        self.vectors: dict[str, Any] = {}
+        self._pack(weights)
+
+    @staticmethod
+    def bytes_needed(config: ModelConfig) -> int:
+        """Bytes of the packed matrices (16-row blocks, bf16), without packing anything."""
+        h, d = config.hidden, config.head_dim
+        rows = (config.heads + 2 * config.kv_heads) * d
+        total = config.vocab * h * (1 if config.tied else 2)
+        for s in config.layers:
+            total += rows * h + h * config.heads * d
+            if s.mlp == "dense":
+                total += 3 * s.width * h
+            else:
+                total += (-(-config.experts // 16) * 16) * h + 3 * config.experts * s.width * h + 3 * config.shared_width * h
+        return 2 * total
+
+    @property
+    def nbytes(self) -> int:
+        return sum({id(a): a.nbytes for a in [*self.matrices.values(), *self.vectors.values()]}.values())  # head may be embed
+
+    def _pack(self, weights: Weights) -> None:
+        c, xp = self.config, self.xp
+
+        def bits(name: str):
+            """The matrix as bf16 bits on the device (other dtypes are rounded, to nearest even)."""
+            return xp.asarray(np.ascontiguousarray(weights.get(name).astype(ml_dtypes.bfloat16)).view(np.uint16))
+
+        self.matrices["head"] = fragments(bits("head"), xp)
+        self.matrices["embed"] = self.matrices["head"] if c.tied else fragments(bits("embed"), xp)
+        units = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
+        for i, spec in enumerate(c.layers):
+            at = f"layers.{i}."
+            blocks = [bits(at + m)[pair_rows(n, c.head_dim, c.rope_style == "interleaved", xp)] for m, n in units.items()]
+            self.matrices[at + "qkv"] = fragments(xp.concatenate(blocks), xp)
+            self.matrices[at + "o"] = fragments(bits(at + "o"), xp)
+            if spec.mlp == "dense":
+                self.matrices[at + "up"] = fragments(gate_up(bits(at + "gate"), bits(at + "up"), xp), xp)
+                self.matrices[at + "down"] = fragments(bits(at + "down"), xp)
+                continue
+            self.matrices[at + "router"] = fragments(bits(at + "router"), xp)
+            for part, block in (("up", 2 * spec.width * c.hidden), ("down", spec.width * c.hidden)):
+                out = xp.empty(c.experts * block, np.uint16)
+                for e in range(c.experts):
+                    gate, up, down = (f"{at}experts.{e}.{m}" for m in _PARTS)
+                    w = gate_up(bits(gate), bits(up), xp) if part == "up" else bits(down)
+                    out[e * block : (e + 1) * block] = fragments(w, xp)
+                self.matrices[at + part] = out
+            if c.shared_width:
+                gate, up, down = (f"{at}shared.{m}" for m in _PARTS)
+                self.matrices[at + "shared_up"] = fragments(gate_up(bits(gate), bits(up), xp), xp)
+                self.matrices[at + "shared_down"] = fragments(bits(down), xp)
+        self._vectors(weights)
+
+    def _vectors(self, weights: Weights) -> None:
+        def put(name: str, *parts: str) -> None:
+            found = [np.asarray(weights.get(p), np.float32) for p in parts if p in weights]
+            if found:
+                self.vectors[name] = self.xp.asarray(np.concatenate(found))
+
+        put("norm", "norm")
+        for i in range(len(self.config.layers)):
+            at = f"layers.{i}."
+            put(at + "qkv_bias", at + "q_bias", at + "k_bias", at + "v_bias")
+            for name in ("norm", "norm2", "o_bias", "gate_bias", "up_bias", "down_bias"):
+                put(at + name, at + name)
+
+    # -- binding --------------------------------------------------------------------------------------------------------
+
+    def address(self, name: str) -> int:
+        found = self.matrices.get(name, self.vectors.get(name))
+        if found is None:
+            return 0
+        return int(found.data.ptr) if hasattr(found.data, "ptr") else int(found.ctypes.data)
+
+    def bind(self, task: np.ndarray, op: str, layer: int) -> None:
+        """Fill weight, stride, k16 and blocks of a task (one element of TASK) whose args are set."""
+        c, at = self.config, f"layers.{layer}."
+        hidden = c.hidden // 16
+        a, b, count = int(task["a"]), int(task["b"]), int(task["c"])
+        width = c.layers[layer].width if layer >= 0 else 0
+        if op == "qkv":
+            self._put(task, at + "qkv", (a * c.head_dim + 2 * b) // 16, hidden, 2 * (count - b))
+        elif op == "o_proj":
+            self._put(task, at + "o", a // 16, c.heads * c.head_dim // 16, b)
+        elif op == "router":
+            self._put(task, at + "router", a // 16, hidden, b)
+        elif op in ("expert_up", "dense_up", "shared_up"):
+            self._put(task, at + ("shared_up" if op == "shared_up" else "up"), a // 8, hidden, 2 * b)
+            task["stride"] = 2 * width * hidden * FRAGMENT // 16
+        elif op in ("expert_down", "dense_down"):
+            self._put(task, at + "down", a // 16, width // 16, b)
+            task["stride"] = c.hidden // 16 * (width // 16) * FRAGMENT
+            if op == "expert_down" and c.shared_width:
+                task["tail"] = c.shared_width // 16
+                task["weight2"] = self.address(at + "shared_down") + a // 16 * (c.shared_width // 16) * FRAGMENT
+        elif op == "lm_head":
+            self._put(task, "head", a // 16, hidden, b)
+
+    def _put(self, task: np.ndarray, name: str, block: int, k16: int, rows: int) -> None:
+        task["weight"], task["k16"], task["blocks"] = self.address(name) + block * k16 * FRAGMENT, k16, -(-rows // 16)
+
+    def bind_layer(self, layer: np.ndarray, index: int) -> None:
+        for name in ("norm", "norm2", "qkv_bias", "o_bias", "gate_bias", "up_bias", "down_bias"):
+            layer[name] = self.address(f"layers.{index}.{name}")
