@@ -203,9 +203,9 @@ def test_without_a_graph_gaps_decide_and_never_pass_off_a_part_as_whole():
 
 def test_steps_of_which_nothing_came_are_counted():
     m = Machine(capacity=16, expects_meta=False)
-    m.run(0)
+    m.run(0, meta=False)
     m.polls(2)
-    m.run(*range(1, 200))
+    m.run(*range(1, 200), meta=False)
     m.drain.close()
     assert m.drain.stats.steps + m.drain.stats.steps_lost == 200
     assert m.sink.lost_steps == m.drain.stats.steps_lost

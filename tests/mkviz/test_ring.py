@@ -202,6 +202,25 @@ def test_capture_stops_at_full_and_goes_on_when_read():
     assert (reader.written.sum(), reader.lost.sum(), reader.torn.sum()) == (74, 48, 0)
 
 
+def test_capture_tells_records_that_were_refused_from_torn_ones():
+    """The writer reaches its limit while the reader copies, and the limit is raised over what it did not store."""
+    rings = HostRings(1, 8, capture=True)
+    writer = RingWriter(rings, 0)
+    writer.anchor(1_000)
+
+    def write(tasks):
+        for task in tasks:
+            writer.write(task, 0, 1_000 + task, 1, 2, 3, 4)
+
+    write(range(8))
+    reader = RingReader(MutatingLink(rings, lambda: write(range(8, 11))))
+    assert reader.read().events["task"].tolist() == list(range(8))
+    reader.link = HostLink(rings)
+    write(range(11, 13))
+    assert reader.read().events["task"].tolist() == [11, 12]
+    assert (reader.written.sum(), reader.lost.sum(), reader.torn.sum()) == (13, 3, 0)
+
+
 def test_capture_still_sees_torn_records():
     rings = HostRings(1, 8, capture=True)
     pen, reader = Pen(rings), RingReader(rings.link())

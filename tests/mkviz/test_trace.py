@@ -217,6 +217,18 @@ def test_events_of_a_selection_are_what_numpy_filters(tmp_path, data, seed):
     assert np.array_equal(trace.events(**selected), events[mask])
 
 
+@pytest.mark.parametrize(
+    ("window", "held"),
+    [((0, 100), 0), ((0, 101), 1), ((100, 101), 1), ((120, 130), 1), ((500, 900), 1), ((501, 900), 0), ((110, 110), 1)],
+)
+def test_an_event_lies_in_a_window_that_any_part_of_it_touches(tmp_path, window, held):
+    event = np.zeros(1, EVENT)
+    for name, ns in zip(("claim", "ready", "begin", "end", "publish"), (100, 200, 300, 400, 500), strict=True):
+        event[name] = ns
+    record(tmp_path / "t.mkt", ({}, [(StepInfo(0, -1, 200, 500), event)], [], []))
+    assert len(Trace.open(tmp_path / "t.mkt").events(time=window)) == held
+
+
 def test_only_row_groups_that_can_hold_an_event_are_read(tmp_path):
     recording = make_recording(3, steps=100)
     record(tmp_path / "t.mkt", recording)  # a flush, so a segment, every seven steps
