@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mkviz.schedule import Schedule
 
 END = 1 << 62  # beyond every step
-BUDGET = 1 << 20  # records decoded per poll in live mode: about 0.1 s of work
+BUDGET = 1 << 17  # records that one poll decodes in live mode, so that a view stays live however much is written
 
 
 @dataclass
@@ -59,11 +59,14 @@ class Drain:
     ``step_meta``, which may come before or after its records; without, unannounced steps go out under the graph that was told
     last (-1: none).
 
+    Unless ``start`` has a thread poll, somebody must call ``poll`` at least every 2 s while records are written.  In live mode
+    one poll decodes the newest ``budget`` records at most (None: all); ``close`` takes all that is left.
+
     A sink that raises is detached and its exception kept in ``detached``; neither the drain nor the kernel stops.
     """
 
     def __init__(self, link: Link, *, clocks: Clocks | None = None, interval: float = 0.02, expects_meta: bool = True,
-                 budget: int = BUDGET):  # fmt: skip
+                 budget: int | None = BUDGET):  # fmt: skip
         self.reader = RingReader(link, clocks)
         self.clocks = self.reader.clocks
         self.interval, self.expects_meta, self.budget = interval, expects_meta, budget
@@ -155,6 +158,7 @@ class Drain:
             self._thread.join()
             self._thread = None
         with self._lock:
+            self.budget = None  # nothing more will come that the rest could be late for
             for _ in range(2):  # the frontier trails by one reading
                 try:
                     self.poll()

@@ -281,6 +281,16 @@ def test_records_without_any_anchor_are_lost_at_close_not_forgotten():
     assert m.sink.lost_records == 1
 
 
+def test_close_takes_the_rest_whatever_the_budget():
+    m = Machine(capacity=1024, budget=10)
+    m.drain.graph(0, m.graph, m.schedule)
+    m.run(*range(20))
+    assert m.drain.poll() == 0 and m.drain.stats.lost == 90
+    m.run(*range(20, 40))
+    m.drain.close()
+    assert m.sink.numbers[-20:] == list(range(20, 40))
+
+
 def test_a_failing_link_ends_the_thread_with_its_reason():
     m = Machine(expects_meta=False, interval=0.001)
 
