@@ -16,9 +16,10 @@ class Machine:
 
     ``bandwidth`` (bytes/s) is shared evenly by the SMs that load, none of which gets more than ``sm_bandwidth``.  An SM's
     ring holds ``ring_bytes`` in stages of ``chunk_bytes``; a chunk lands ``latency_ns`` after its last byte was sent.
-    Math begins ``task_overhead_ns`` after its operands are there and does ``sm_flops`` flop/s.  A producer's counters are
-    released ``publish_ns`` after its math ended and seen elsewhere ``hop_ns`` later.  A ticket of the queue costs
-    ``claim_ns``; a kernel starts ``launch_ns`` after the one before it ended.
+    A producer's counters are released ``publish_ns`` after its math ended and seen elsewhere ``hop_ns`` later; the feeder of
+    the consumer needs ``feed_ns`` more to prepare the activations, beside the math of other tasks.  Math begins
+    ``task_overhead_ns`` after all operands are there and does ``sm_flops`` flop/s.  A ticket of the queue costs ``claim_ns``;
+    a kernel starts ``launch_ns`` after the one before it ended.
     """
 
     name: str
@@ -29,9 +30,10 @@ class Machine:
     ring_bytes: int
     chunk_bytes: int
     latency_ns: int
-    task_overhead_ns: int
     publish_ns: int
     hop_ns: int
+    feed_ns: int
+    task_overhead_ns: int
     claim_ns: int
     launch_ns: int
 
@@ -56,6 +58,11 @@ class Machine:
         """Chunks that fit into the ring of one SM."""
         return int(self.ring_bytes // self.chunk_bytes)
 
+    @property
+    def hand_over_ns(self) -> int:
+        """ns from the end of a producer's math to the earliest begin of its consumer."""
+        return self.publish_ns + self.hop_ns + self.feed_ns
+
     def math_ns(self, graph: Graph) -> np.ndarray:
         """i64[T]: ns of math of each task with all its bytes at hand, 1 at least."""
         return np.maximum(1, np.ceil(graph.flops / (self.sm_flops * 1e-9))).astype(np.int64)
@@ -67,17 +74,18 @@ class Machine:
 
 
 H200 = Machine(
-    name="H200",
+    name="H200",  # every figure but sm_flops was measured on one; (*): by tests/evidence/h200_machine.cu
     sms=132,
-    bandwidth=4.55e12,  # measured read ceiling, 4.5 to 4.6 TB/s by run (16 KiB chunks, 6 in flight per SM)
-    sm_bandwidth=64 * 1.755e9,  # 64 bytes per clock from L2 into one SM, at the sustained clock of 1.755 GHz
+    bandwidth=4.55e12,  # read ceiling, 4.5 to 4.6 TB/s by run (16 KiB chunks, 6 in flight per SM)
+    sm_bandwidth=130e9,  # (*) one SM by itself, 11 chunks in flight
     sm_flops=989.4e12 / 132,  # NVIDIA H200 data sheet: dense bf16
-    ring_bytes=176 << 10,  # what the engine leaves for it in shared memory: 11 stages
+    ring_bytes=176 << 10,  # 11 stages: what the engine leaves for it in shared memory
     chunk_bytes=16 << 10,  # the unit in which the engine packs weights and pages
-    latency_ns=1500,  # by Little's law from a measured 2.1 TB/s with 6 chunks of 4 KiB in flight on each of 132 SMs
-    task_overhead_ns=0,
-    publish_ns=0,
-    hop_ns=390,  # measured one-way flag between SMs
-    claim_ns=780,  # an atomic there and back: two one-way flags
-    launch_ns=1300,  # from one kernel to the next in a CUDA graph, as Hazy Research reports it for the H100
+    latency_ns=440,  # (*) one chunk by itself takes 568 ns, 126 of them at the pace of a full stream
+    publish_ns=2100,  # from last tile to known experts is a chain of two hand-overs, 10 µs: half of it less flag and feeder
+    hop_ns=390,  # one-way flag between SMs
+    feed_ns=2500,  # a new activation vector, loaded and normed
+    task_overhead_ns=0,  # math goes on without a pause: the LM head streams at the ceiling
+    claim_ns=200,  # (*) an atomic there and back while all SMs take tickets, 402 cycles at 1.98 GHz
+    launch_ns=550,  # (*) from one empty kernel to the next in a CUDA graph
 )

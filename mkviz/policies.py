@@ -97,7 +97,7 @@ def list_(graph: Graph, sms: int, *, machine: Machine = H200) -> Schedule:
     """List scheduling by cost: the SM that is free first takes the ready task with the longest path behind it."""
     from mkviz.walk import list_schedule  # numba
 
-    sm, placed = list_schedule(graph, topological_order(graph), machine.task_ns(graph, sms), machine.hop_ns, sms)
+    sm, placed = list_schedule(graph, topological_order(graph), machine.task_ns(graph, sms), machine.hand_over_ns, sms)
     return owned(placed, sm[placed], sms, "list")
 
 

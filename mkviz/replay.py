@@ -25,14 +25,16 @@ NEVER = np.int64(1) << 62
 
 WAITING, BEGUN, RUNNING, STALLED = range(4)  # math: operands are missing; begin is set; in a chunk; its next chunk is missing
 
-COSTS = np.dtype([(name, "i8") for name in ("stages", "chunk_bytes", "latency", "overhead", "publish", "hop", "claim")])
+COSTS = np.dtype([
+    (name, "i8") for name in ("stages", "chunk_bytes", "latency", "publish", "hop", "feed", "overhead", "claim")
+])  # fmt: skip
 
 TASK = np.dtype([
     ("bytes", "i8"), ("chunks", "i8"), ("math", "i8"), ("raise_from", "i8"), ("raise_to", "i8"),
     ("unmet", "i8"), ("seen", "i8"), ("claim", "i8"), ("begin", "i8"), ("end", "i8"),
     ("sm", "i8"), ("last_wait", "i8"), ("fill", "u1"), ("late", "u1"), ("bytes_last", "u1"),
 ], align=True)  # fmt: skip
-"""A task during a replay.  ``late``: its bytes are asked for only when its waits are met; ``seen``: when the last was."""
+"""A task during a replay.  ``late``: its bytes are asked for only when it is fed; ``seen``: when its last wait was met."""
 
 COUNTER = np.dtype([("value", "i8"), ("next", "i8"), ("stop", "i8")])
 """A counter: arrivals, and the part of the waiters, ascending by need, that it has not let go yet."""
@@ -64,7 +66,13 @@ def _push(events, time, kind, s):
 
 
 @njit(cache=True)
-def _feed(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events):
+def _fed(task, costs):
+    """When the feeder is done with a task whose waits are met."""
+    return task.seen + costs.feed if task.last_wait >= 0 else task.seen
+
+
+@njit(cache=True)
+def _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events):
     """The loader of SM s goes on as far as it can: takes up tasks, starts the next chunk if there is a stage for it."""
     lane = lanes[s]
     if lane.sending or now < lane.wake:
@@ -83,9 +91,10 @@ def _feed(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events):
     if task.late:
         if task.unmet > 0:
             return
-        if task.seen > now:
-            lane.wake = task.seen
-            _push(events, lane.wake, WAKE, s)
+        fed = _fed(task, costs)
+        if fed > now:
+            lane.wake = fed
+            _push(events, fed, WAKE, s)
             return
     if lane.sent - lane.eaten < costs.stages:
         size = min(costs.chunk_bytes, task.bytes - lane.chunk * costs.chunk_bytes)
@@ -100,7 +109,7 @@ def _settle(s, costs, tasks, lanes, landing, events):
     if lane.task < 0 or lane.state != WAITING or tasks[lane.task].unmet > 0:
         return
     task = tasks[lane.task]
-    begin = max(lane.free, task.seen, task.claim)
+    begin = max(lane.free, _fed(task, costs), task.claim)
     if task.chunks > 0:
         if lane.sent == lane.eaten:
             return
@@ -175,7 +184,7 @@ def replay(costs, rates, prefetch, tasks, counters, raises, waiters, lanes, orde
     virtual, now, last, ticket = np.int64(0), np.int64(start), np.int64(start), 0
     for s in range(len(lanes)):
         _next_task(s, now, lanes, order, events)
-        _feed(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
+        _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
         _settle(s, costs, tasks, lanes, landing, events)
     while len(loads) > 0 or len(events) > 0:
         before, rate = now, rates[len(loads)]
@@ -197,7 +206,7 @@ def replay(costs, rates, prefetch, tasks, counters, raises, waiters, lanes, orde
                 _compute(s, now, costs, tasks, lanes, landing, events)
             else:
                 _settle(s, costs, tasks, lanes, landing, events)
-            _feed(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
+            _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
 
         while len(events) > 0 and events[0] >> TIME_SHIFT == now:
             event = heappop(events)
@@ -219,8 +228,8 @@ def replay(costs, rates, prefetch, tasks, counters, raises, waiters, lanes, orde
                         at = tasks[freed[i]].sm
                         if at >= 0:
                             _settle(at, costs, tasks, lanes, landing, events)
-                            _feed(at, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
-                _feed(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
+                            _load(at, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
+                _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
                 _settle(s, costs, tasks, lanes, landing, events)
             elif kind == BEGIN:
                 landed = 0
@@ -230,7 +239,7 @@ def replay(costs, rates, prefetch, tasks, counters, raises, waiters, lanes, orde
                 tasks[lane.task].fill = min(15, 16 * landed // costs.stages)
                 _compute(s, now, costs, tasks, lanes, landing, events)
             elif kind == WAKE:
-                _feed(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
+                _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
             elif ticket < len(queue):
                 lane.task = lane.load = queue[ticket]
                 lane.chunk = 0

@@ -2,8 +2,9 @@
 
 Each SM has a loader and a math role.  The loader takes up tasks in load order and sends their bytes, chunk by chunk, into the
 SM's ring, ahead of math as far as the ring reaches; all SMs that send share the bandwidth evenly.  Math takes the tasks in
-order: it begins one when the last producer's publish is a hop old and the first chunk has landed, and works through the chunks
-as they land, each for its share of the task's own math time: a task lasts as long as the longer of its bytes and its math.
+order: it begins one when the last producer's publish was seen, a hop later, its activations are fed, and the first chunk has
+landed.  It works through the chunks as they land, each for its share of the task's own math time, so that a task lasts as long
+as the longer of its bytes and its math.
 A chunk gives its stage back when math is done with it.  What is claimed from the queue is claimed when math is idle.
 """
 
@@ -56,13 +57,13 @@ def simulate(
 ) -> Simulated:
     """Simulate one step.
 
-    What-ifs: without ``prefetch`` an SM asks for the bytes of a task only when the task before it has ended and its own waits
-    are met, like a block that is not divided into roles.  With ``barrier_per_op`` every (op, layer) is a kernel of its own,
-    launched when all tasks of the kernel before have published, and nothing is loaded ahead across kernels.  Other machines
-    are other ``machine`` values, other SM counts and orders other schedules.
+    What-ifs: without ``prefetch`` an SM asks for the bytes of a task only when the task before it has ended, its own waits are
+    met and its activations fed, like a block that is not divided into roles.  With ``barrier_per_op`` every (op, layer) is a
+    kernel of its own, launched when all tasks of the kernel before have published, and nothing is loaded ahead across kernels.
+    Other machines are other ``machine`` values, other SM counts and orders other schedules.
 
-    ``late`` bool[T] marks tasks whose addresses, and so their bytes, are known only when their waits are met (routed experts,
-    pages written in this step); by default the tasks of the ops that ``graph.meta["late_ops"]`` lists.
+    ``late`` bool[T] marks tasks whose bytes can be asked for only when their waits are met and their activations fed, because
+    the addresses come from there (routed experts); by default the tasks of the ops that ``graph.meta["late_ops"]`` lists.
 
     Raises :class:`MkvizError` for a graph or schedule that the validator refuses, for more SMs than the machine has, for a
     ``late`` of another length and for ops that cannot be kernels of their own.
@@ -90,7 +91,7 @@ def _costs(machine: Machine) -> np.ndarray:
     from mkviz.replay import COSTS
 
     m = machine
-    row = (m.stages, m.chunk_bytes, m.latency_ns, m.task_overhead_ns, m.publish_ns, m.hop_ns, m.claim_ns)
+    row = (m.stages, m.chunk_bytes, m.latency_ns, m.publish_ns, m.hop_ns, m.feed_ns, m.task_overhead_ns, m.claim_ns)
     return np.array([row], COSTS)
 
 

@@ -182,7 +182,8 @@ def _list(links, wait_ptr, wait_counter, topo, cost, hop, sms, sm_of, place):
 def list_schedule(graph: Graph, topo: np.ndarray, cost: np.ndarray, hop: int, sms: int) -> tuple[np.ndarray, np.ndarray]:
     """List scheduling: whichever SM is free first takes, of the tasks then ready, the one with the longest path behind it.
 
-    ``cost`` i64[T] and ``hop`` are ns.  Returns (sm_of i32[T], tasks in the order they were placed i32[T]).
+    ``cost`` i64[T] and ``hop``, from a producer's end to its consumer's begin, are ns.  Returns (sm_of i32[T], tasks in the
+    order in which they were placed i32[T]).
     """
     sm_of, place = np.empty(len(graph), np.int32), np.empty(len(graph), np.int32)
     wait_ptr, wait_counter = graph.wait_ptr.astype(np.int64), graph.wait_counter.astype(np.int32)

@@ -60,6 +60,9 @@ def brute_force(graph, lists, queue, machine, late, prefetch, start=0, arrivals=
         """Every wait was met by kernels before this one."""
         return task in met_before
 
+    def feeding(task):
+        return m.feed_ns if graph.waits(task) else 0
+
     mine = [x for some in lists for x in some] + queue
     met_before = {x for x in mine if all(len(arrivals.get(c, [])) >= need for c, need in graph.waits(x))}
 
@@ -79,7 +82,7 @@ def brute_force(graph, lists, queue, machine, late, prefetch, start=0, arrivals=
             lane.loading = None
             return True
         met = seen(lane.loading)
-        if (late[lane.loading] and (met is None or met[0] > t)) or len(lane.ring) == stages:
+        if (late[lane.loading] and (met is None or met[0] + feeding(lane.loading) > t)) or len(lane.ring) == stages:
             return False
         lane.in_flight = lane.unsent.pop(0) << 16
         lane.ring.append(None)
@@ -98,7 +101,7 @@ def brute_force(graph, lists, queue, machine, late, prefetch, start=0, arrivals=
             if task not in record or met is None:
                 return False
             entry = record[task]
-            operands = max(lane.free, met[0], entry["claim"])
+            operands = max(lane.free, met[0] + feeding(task), entry["claim"])
             entry["ready"] = max(met[0], entry["claim"])
             entry["last_wait"] = met[1]
             entry["bytes_last"] = False

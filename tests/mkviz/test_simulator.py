@@ -26,9 +26,10 @@ TOY = Machine(
     ring_bytes=120,
     chunk_bytes=60,
     latency_ns=0,
-    task_overhead_ns=0,
     publish_ns=5,
     hop_ns=10,
+    feed_ns=0,
+    task_overhead_ns=0,
     claim_ns=4,
     launch_ns=100,
 )
@@ -111,6 +112,16 @@ def test_worked_example_with_a_queue():
     assert e["end"] == [94, 44, 129]
 
 
+def test_feeding_activations_overlaps_with_math_and_bytes():
+    # x is seen at 105 as before; task 2 begins once its activations are prepared, at 145.  Task 0, without waits, is not fed.
+    r = simulate(join(), JOIN_LISTS, replace(TOY, feed_ns=40))
+    e = by_task(r)
+    assert (e["ready"][2], e["begin"], e["end"][2]) == (105, [30, 30, 145], 165)
+    assert e["flags"][2] == FLAG_COVERED
+    # Without prefetch its bytes are asked for only then, and land at 165.
+    assert by_task(simulate(join(), JOIN_LISTS, replace(TOY, feed_ns=40), prefetch=False))["begin"][2] == 165
+
+
 def test_latency_overhead_and_other_sm_counts():
     # One SM: task 1 (bytes at 20, lands at 27, begins 2 later), then task 0, then task 2.
     # Chunks sent: 0-20 (task 1), 20-40 (0), then the ring is full until task 1 ends.  Task 1: 29 to 39.  Chunk 1 of task 0
@@ -145,7 +156,7 @@ def random_machine(rng):
         ring_bytes=chunk * int(rng.integers(1, 5)) + 5,
         chunk_bytes=chunk,
         **{f"{x}_ns": int(rng.integers(0, 2) * rng.integers(0, 30))
-           for x in ("latency", "task_overhead", "publish", "hop", "claim", "launch")},
+           for x in ("latency", "publish", "hop", "feed", "task_overhead", "claim", "launch")},
     )  # fmt: skip
 
 
@@ -231,7 +242,7 @@ def test_nothing_happens_that_cannot(policy, mode):
         assert r.makespan >= r.bytes / m.bandwidth * 1e9
         for sm in range(16):
             assert r.makespan >= g.bytes[e["task"][e["sm"] == sm]].sum() / m.sm_bandwidth * 1e9
-        assert r.makespan >= critical_path(g, math + m.task_overhead_ns, m.publish_ns + m.hop_ns if hop else m.publish_ns)
+        assert r.makespan >= critical_path(g, math + m.task_overhead_ns, m.hand_over_ns if hop else m.publish_ns + m.feed_ns)
         assert e["fill"].max() <= 15
 
 
@@ -257,7 +268,8 @@ def test_streaming_reaches_the_ceiling():
     r = simulate(g, make_schedule(g, 132, policy="round_robin"))
     stream = r.bytes / H200.bandwidth * 1e9
     chunks = 20 * 4  # per SM, up to 1 ns lost by each; after the last one landed, its math: a quarter of 65536 flops
-    assert stream < r.makespan <= stream + chunks + H200.latency_ns + 65536 / 4 / (H200.sm_flops / 1e9) + 2
+    ending = H200.latency_ns + 65536 / 4 / (H200.sm_flops / 1e9) + H200.publish_ns
+    assert stream < r.makespan <= stream + chunks + ending + 2
 
 
 def test_a_deeper_ring_never_loads_later_on_one_sm():
