@@ -153,12 +153,16 @@ struct Walker {
 
   __device__ u32 position(u32 row) const { return __ldcg((const u32*)b.p.position + row) + step; }
 
-  // Routing of the task's layer, for the roles that read it; `lead` is the one lane that hands the last one back.
-  __device__ bool enter_routed(const Task& t, bool lead) {
+  // Whether the task is the first of its routed layer.  Each warp that reads the routing hands the one before back, and must
+  // then await the new one: so nobody is ever more than one routed layer away from the loader, and parities are unambiguous.
+  __device__ bool enter_routed(const Task& t) {
     if (!is_routed(t.op) || t.layer == routed_layer) return false;
     routed_layer = t.layer;
     ++ordinal;
-    if (ordinal && lead) ptx::arrive(ptx::shared_address(&b.s.routing_free[(ordinal - 1) & 1]));
+    if (ordinal && wait.role != ROLE_LOADER) {
+      __syncwarp();
+      if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.routing_free[(ordinal - 1) & 1]));
+    }
     return true;
   }
 

@@ -88,7 +88,7 @@ struct Math {
 
   __device__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
-    if (walk.enter_routed(t, b.lane == 0) && !walk.await_routing(t)) return false;
+    if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if (!walk.has_work(t)) return true;
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);

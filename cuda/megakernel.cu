@@ -10,7 +10,7 @@ __device__ __forceinline__ void init_barriers(Shared& s, u32 stages) {
   for (u32 i = 0; i < SLOTS; ++i) init(s.ready[i], 1), init(s.done[i], MATH_WARPS);
   for (u32 i = 0; i < STORERS; ++i)
     for (u32 j = 0; j < TILE_BUFFERS; ++j) init(s.tile_full[i][j], MATH_WARPS), init(s.tile_empty[i][j], 1);
-  for (u32 i = 0; i < 2; ++i) init(s.routed[i], 1), init(s.routing_free[i], MATH_WARPS + 1 + STORERS);
+  for (u32 i = 0; i < 2; ++i) init(s.routed[i], 1), init(s.routing_free[i], MATH_WARPS + FEEDERS + STORERS);
   s.feeder_failed = 0;
   init(s.math_team, MATH_WARPS), init(s.feeder_team, FEEDERS);
   ptx::mbarrier_init_fence();

@@ -118,9 +118,8 @@ struct Storer {
   }
 
   __device__ bool task(const Task& t) {
-    walk.enter_routed(t, b.lane == 0);
+    if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if ((t.order & (STORERS - 1)) != index) return true;
-    if (is_routed(t.op) && !walk.await_routing(t)) return false;
 #if MK_TRACE
     u32 now_ns = (u32)ptx::global_ns(), now = ptx::cycles();
     Stamp s = {now_ns, now, now, now, now, mkviz::NO_WAIT};
