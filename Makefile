@@ -20,7 +20,7 @@ MARKS ?= not gpu and not slow and not browser
 .PHONY: demo test browser lint constraints clean
 
 demo: $(VENV)/base  ## the dashboard with the demo model, on the CPU
-	$(BIN)/mkviz view --live
+	$(BIN)/mkviz view
 
 test: $(VENV)/test  ## the tests that need neither a GPU nor a browser
 	$(BIN)/python -m pytest -m "$(MARKS)"

@@ -21,3 +21,18 @@ class Summary:
         summary = summarise(Trace.open(args.trace))
         print(json.dumps(summary.to_json(), indent=2) if args.json else summary.to_text())
         return 0
+
+
+class View:
+    name, help = "view", "the dashboard in a browser: traces, and live generation where an engine is installed"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("trace", type=Path, nargs="*", help="traces to open (.mkt folders or zips); none: live only")
+        parser.add_argument("--port", type=int, default=5006, help="port on this machine (default 5006; 0: any free one)")
+        parser.add_argument("--no-open", action="store_true", help="only print the address")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from mkviz.dashboard.serve import serve
+
+        serve(args.trace, args.port, open_browser=not args.no_open)
+        return 0
