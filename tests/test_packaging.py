@@ -102,6 +102,7 @@ def check_installed(python: Path, folder: Path) -> None:
     assert run_elsewhere(python, folder, "-c", program) == "True 16\n"
 
 
+@pytest.mark.timeout(900)  # the interpreter is compiled from nothing there
 def test_wheel_works_elsewhere(built, tmp_path):
     """Installed without dependencies; these come from this environment, whose checkout stays out of reach."""
     venv.create(tmp_path / "venv", with_pip=False)
@@ -115,6 +116,7 @@ def test_wheel_works_elsewhere(built, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_wheel_installs_from_nothing_and_works(built, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
