@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +32,11 @@ def serve(traces: Sequence[Path], port: int, open_browser: bool = True) -> None:
     address = f"http://localhost:{server.port}/"
     print(f"mkviz is at {address} (Ctrl-C stops it)", flush=True)
     server.start()
-    if open_browser:
+    if open_browser and _has_screen():
         webbrowser.open(address)
     server.run_until_shutdown()
+
+
+def _has_screen() -> bool:
+    """Without one, a text browser would take over the terminal."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
