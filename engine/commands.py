@@ -14,7 +14,8 @@ from mkviz.protocols import GenerateRequest
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """What every command that opens an engine takes."""
     parser.add_argument("--model", help="a directory, a fetched model's name, or demo (the default)")
-    parser.add_argument("--sms", type=int, default=16, help="SMs that the CPU backend plays (default 16)")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="where steps run (default cpu)")
+    parser.add_argument("--sms", type=int, help="SMs: those that the cpu backend plays (default 16), or fewer of the GPU's")
     parser.add_argument("--workers", type=int, help="threads that play them (default: one per core)")
     parser.add_argument("--mode", choices=("fp32", "bf16"), default="fp32", help="bf16 rounds where a kernel rounds")
     parser.add_argument("--policy", default="round_robin", help="scheduling policy (see mkviz schedule show)")
@@ -23,7 +24,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def open_engine(args: argparse.Namespace, **options):
     from engine.engine import Engine
 
-    return Engine(args.model, sms=args.sms, workers=args.workers, mode=args.mode, policy=args.policy, **options)
+    if args.backend == "cpu":
+        options |= {"sms": args.sms or 16, "workers": args.workers, "mode": args.mode}
+    elif args.workers or args.mode != "fp32":
+        raise MkvizError("--workers and --mode", "the cpu backend only")
+    else:
+        options |= {"sms": args.sms}
+    return Engine(args.model, backend=args.backend, policy=args.policy, **options)
 
 
 class Generate:

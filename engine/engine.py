@@ -12,7 +12,6 @@ import numpy as np
 
 from engine.checkpoint import Weights
 from engine.config import ModelConfig, load_config
-from engine.cpu.backend import MAX_ROWS, CpuBackend
 from engine.kv import PagePool
 from engine.models import resolve_model
 from engine.plan import StepPlan, StepResult
@@ -24,25 +23,41 @@ from mkviz.drain import Drain
 from mkviz.errors import MkvizError
 from mkviz.protocols import Piece, Row, Sink, StepInfo, TokenInfo
 
-KV_BUDGET = 1 << 30  # bytes of KV pages, unless one whole context needs more
+BACKENDS = ("cpu", "cuda")
+KV_BUDGET = 1 << 30  # bytes of KV pages by default, unless one whole context needs more
+
+
+def backend_class(name: str):
+    """The class of a backend; what it needs is imported only now."""
+    if name == "cpu":
+        from engine.cpu.backend import CpuBackend
+
+        return CpuBackend
+    if name == "cuda":
+        from engine.cuda.backend import CudaBackend
+
+        return CudaBackend
+    raise MkvizError(f"backend: {name!r}", f"one of {', '.join(BACKENDS)}")
 
 
 class Engine:
     """Serves one model.  Up to ``batch`` requests run at once, the others queue in order of arrival.
 
     Each step carries one row of every decoding request and, in what room is left, prompt tokens of those being prefilled, so
-    that a new request does not stop the others.  ``options`` go to the backend (sms, workers, mode, policy, …).
+    that a new request does not stop the others.  ``backend``: cpu or cuda; ``options`` go to it (sms, workers, mode, policy, …).
     """
 
-    def __init__(self, model: str | None = None, *, batch: int = 8, pages: int | None = None, trace: bool = True, **options):
+    def __init__(self, model: str | None = None, *, backend: str = "cpu", batch: int = 8, pages: int | None = None,
+                 trace: bool = True, **options):  # fmt: skip
         directory = resolve_model(model)
         self.model = directory.name if model else "demo"
         self.config: ModelConfig = load_config(directory)
         self.tokenizer = Tokenizer.open(directory, self.config.vocab)
         self.batch = batch
+        kind = backend_class(backend)
         if pages is None:
-            pages = self._default_pages()
-        self.backend = CpuBackend(self.config, Weights.open(directory, self.config), pages=pages, trace=trace, **options)
+            pages = self._default_pages(kind.page_bytes(self.config))
+        self.backend = kind(self.config, Weights.open(directory, self.config), pages=pages, trace=trace, **options)
         self.pool = PagePool(pages)
         self.drain = Drain(self.backend.rings.link()).start() if trace else None
         self._announced = 0  # graphs that the drain knows
@@ -54,10 +69,8 @@ class Engine:
         self._thread = threading.Thread(target=self._loop, name="mkviz-engine", daemon=True)
         self._thread.start()
 
-    def _default_pages(self) -> int:
-        c = self.config
-        page_bytes = len(c.layers) * 2 * c.kv_heads * PAGE * c.head_dim * 4
-        context = PagePool.pages_for(c.max_positions)
+    def _default_pages(self, page_bytes: int) -> int:
+        context = PagePool.pages_for(self.config.max_positions)
         return max(context, min(self.batch * context, KV_BUDGET // page_bytes))
 
     @property
@@ -179,7 +192,7 @@ class Engine:
         """The next step, and how many rows of it each running request has: one each first, then prompts in order."""
         left = [len(s.tokens) - s.computed for s in self._running]
         counts = [min(n, 1) for n in left]
-        room = MAX_ROWS - sum(counts)
+        room = self.backend.max_rows - sum(counts)
         for i, n in enumerate(left):
             more = min(n - counts[i], room)
             counts[i] += more

@@ -63,6 +63,17 @@ def add_release(typingctx, array, index, value):
 
 
 @intrinsic
+def max_release(typingctx, array, index, value):
+    """Atomic array[index] = max(array[index], value), signed, with acquire and release; returns the old value."""
+
+    def codegen(context, builder, sig, args):
+        p = _element(context, builder, sig.args[0], args[0], _index(builder, args, sig, 1))
+        return builder.atomic_rmw("max", p, args[2], "acq_rel")
+
+    return array.dtype(array, index, array.dtype), codegen
+
+
+@intrinsic
 def exchange_acquire(typingctx, array, index, value):
     """Atomically put ``value`` at array[index] with acquire; returns what was there."""
 

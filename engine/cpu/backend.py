@@ -25,7 +25,7 @@ from mkviz.ring import HostRings
 from mkviz.schedule import Schedule
 from mkviz.validate import check
 
-MAX_ROWS = ROW_BUCKETS[-1]
+MAX_ROWS = ROW_BUCKETS[-1]  # rows of a step
 FUNCTIONS = {
     "embed": ops.embed, "qkv": ops.qkv, "attention": attention.attention, "merge": attention.merge, "o_proj": ops.o_proj,
     "router": ops.router, "expert_up": ops.expert_up, "shared_up": ops.dense_up, "dense_up": ops.dense_up,
@@ -41,7 +41,7 @@ class CpuBackend:
     ``seed`` > 0 draws the order of play (and, with ``jitter_ns``, delays) at random: for tests.
     """
 
-    name = "cpu"
+    name, max_rows = "cpu", MAX_ROWS
 
     def __init__(self, config: ModelConfig, weights: Weights, *, sms: int = 16, workers: int | None = None, pages: int = 256,
                  mode: str = "fp32", policy: str = "round_robin", trace: bool = True, ring_capacity: int = 1 << 14,
@@ -82,6 +82,11 @@ class CpuBackend:
     @property
     def kv_bytes(self) -> int:
         return self._arrays["kv"].nbytes
+
+    @staticmethod
+    def page_bytes(config: ModelConfig) -> int:
+        """Bytes of one KV page: 64 tokens of K and V in every layer, f32."""
+        return len(config.layers) * 2 * config.kv_heads * PAGE * config.head_dim * 4
 
     def _sizes(self, pages: int) -> dict[str, int]:
         a = self._arrays
@@ -158,7 +163,8 @@ class CpuBackend:
             g.arrivals, schedule.order_ptr, schedule.order, schedule.queue, schedule.sms,
         )  # fmt: skip
         shared = Shared(
-            np.zeros(len(g.counters), np.uint32), np.zeros(1, np.uint64), np.zeros(1, np.uint64), np.zeros(1, np.uint32),
+            np.zeros(len(g.counters), np.uint32), np.zeros(len(g.counters), np.int64), np.zeros(1, np.uint64),
+            np.zeros(1, np.uint64), np.zeros(1, np.uint32),
             np.zeros(self.sms, np.uint32), np.full((self.sms, SM_WORDS), NOTHING, np.int64), self.rings.records,
             self.rings.live.view(np.uint64).reshape(-1), self.rings.limit,
         )  # fmt: skip

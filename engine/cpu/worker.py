@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from engine.cpu.atomics import add_release, call, exchange_acquire, load_acquire, now_ns, store_release, yield_cpu
+from engine.cpu import atomics
 from mkviz.record import FLAG_COVERED, KIND_SKIPPED, KIND_TASK, NO_TASK, NO_WAIT, STEP_MASK, TASK_BITS
 
 _WORDS = 16  # u64 words of a live line
@@ -42,6 +42,7 @@ class Shared(NamedTuple):
     """What all workers of a table share.  Counters are never zeroed: step n of a table waits for n * arrivals more."""
 
     counters: np.ndarray  # u32[counters]
+    raised: np.ndarray  # i64[counters]: the newest publish (ns) among those that raised it, while tracing
     tickets: np.ndarray  # u64[1]: claims so far
     finished: np.ndarray  # u64[1]: SMs that came to the end of their step, over all steps
     abort: np.ndarray  # u32[1]
@@ -71,7 +72,7 @@ class StepCall(NamedTuple):
 @njit(nogil=True)
 def _run(table, it, scratch, t):
     w = table.where[t]
-    return call(table.function[t], (it.binding, scratch, it.step, w[0], w[1], w[2], w[3], w[4], w[5], w[6]))
+    return atomics.call(table.function[t], (it.binding, scratch, it.step, w[0], w[1], w[2], w[3], w[4], w[5], w[6]))
 
 
 @njit(nogil=True)
@@ -93,14 +94,14 @@ def _next_task(table, shared, it, sm):
     if n == 0:
         return np.int64(DONE)
     # every SM draws exactly one ticket beyond the end in each step, so the base of the next step is known
-    ticket = np.int64(add_release(shared.tickets, 0, np.uint64(1))) - np.int64(it.epoch) * (n + table.sms)
+    ticket = np.int64(atomics.add_release(shared.tickets, 0, np.uint64(1))) - np.int64(it.epoch) * (n + table.sms)
     return np.int64(table.queue[ticket]) if ticket < n else np.int64(DONE)
 
 
 @njit(nogil=True)
 def _record(shared, it, sm, t, ready, begin, end, publish, flags):
     head = np.int64(shared.live[sm * _WORDS])
-    if np.uint64(head) < load_acquire(shared.limit, sm):
+    if np.uint64(head) < atomics.load_acquire(shared.limit, sm):
         claim = shared.sm[sm, _CLAIM]
         capacity = shared.records.shape[1]
         r = shared.records[sm, head & (capacity - 1)]
@@ -113,7 +114,7 @@ def _record(shared, it, sm, t, ready, begin, end, publish, flags):
         r[5] = np.uint32(min(publish - claim, 0xFFFFFFFF))
         r[6] = np.uint32(t | (it.step & STEP_MASK) << TASK_BITS)
         r[7] = np.uint32(shared.sm[sm, _LAST_WAIT] | flags << 16 | lap << 24)
-    store_release(shared.live, sm * _WORDS, np.uint64(head + 1))
+    atomics.store_release(shared.live, sm * _WORDS, np.uint64(head + 1))
 
 
 @njit(nogil=True)
@@ -124,19 +125,19 @@ def _take_up(table, shared, it, sm):
         state[_EPOCH], state[_CURSOR] = it.step, 0
         if it.trace:
             shared.live[line + 1] = np.uint64(it.step)
-            shared.live[line + 5] = shared.live[line + 6] = np.uint64(now_ns())
+            shared.live[line + 5] = shared.live[line + 6] = np.uint64(atomics.now_ns())
             shared.live[line + 7] = np.uint64(it.step)
     t = _next_task(table, shared, it, sm)
     state[_TASK] = t
     if t == DONE:
         if it.trace:
             shared.live[line + 2] = np.uint64(_NO_TASK | _IDLE << 32)
-            store_release(shared.live, line + 1, np.uint64(it.step + 1))
-        add_release(shared.finished, 0, np.uint64(1))
+            atomics.store_release(shared.live, line + 1, np.uint64(it.step + 1))
+        atomics.add_release(shared.finished, 0, np.uint64(1))
         return t
     state[_AT_WAIT], state[_LAST_WAIT] = table.wait_ptr[t], NO_WAIT
     if it.trace:
-        state[_CLAIM] = now_ns()
+        state[_CLAIM] = atomics.now_ns()
         shared.live[line + 2] = np.uint64(t | _WAITING << 32)
         shared.live[line + 3] = np.uint64(state[_CLAIM])
     return t
@@ -150,7 +151,7 @@ def _waits_met(table, shared, it, sm, t):
     while w < end:
         c = table.wait_counter[w]
         target = np.uint32(np.uint32(it.epoch) * table.arrivals[c] + table.wait_need[w])
-        if np.int32(load_acquire(shared.counters, c) - target) < 0:
+        if np.int32(atomics.load_acquire(shared.counters, c) - target) < 0:
             state[_AT_WAIT] = w
             if state[_LAST_WAIT] != w - table.wait_ptr[t]:
                 state[_LAST_WAIT] = w - table.wait_ptr[t]
@@ -165,24 +166,29 @@ def _waits_met(table, shared, it, sm, t):
 def _execute(table, shared, it, scratch, sm, t):
     """Run a task whose waits are met, raise its counters, leave its record.
 
-    ready: its last wait was seen met · begin, end: around the op · publish: read just before the release that lets
-    consumers go.
+    ready: the last of its counters was there · begin, end: around the op · publish: read just before the release that lets
+    consumers go.  A worker plays many SMs, so it sees a counter later than an SM of its own would; ready is therefore the
+    newest publish of those that raised the counters, and what lies between ready and begin is want of a worker, not of data.
     """
     if it.trace:
-        ready = now_ns()
+        begin = atomics.now_ns()
+        ready = shared.sm[sm, _CLAIM]
+        for w in range(table.wait_ptr[t], table.wait_ptr[t + 1]):
+            ready = max(ready, np.int64(atomics.load_acquire(shared.raised, table.wait_counter[w])))
         shared.live[sm * _WORDS + 2] = np.uint64(t | _RUNNING << 32)
-        shared.live[sm * _WORDS + 3] = np.uint64(ready)
-        begin = now_ns()
+        shared.live[sm * _WORDS + 3] = np.uint64(begin)
         worked = _run(table, it, scratch, t)
-        end = publish = now_ns()
+        end = publish = atomics.now_ns()
     else:
         ready = begin = end = publish = 0
         worked = _run(table, it, scratch, t)
     first, last = np.int64(table.raise_ptr[t]), np.int64(table.raise_ptr[t + 1])
     for i in range(first, last):
-        if it.trace and i == first:
-            publish = now_ns()
-        add_release(shared.counters, table.raise_counter[i], np.uint32(1))
+        if it.trace:
+            if i == first:
+                publish = atomics.now_ns()
+            atomics.max_release(shared.raised, table.raise_counter[i], publish)
+        atomics.add_release(shared.counters, table.raise_counter[i], np.uint32(1))
     if it.trace:
         flags = KIND_TASK if worked else KIND_SKIPPED
         _record(shared, it, sm, t, ready, begin, end, publish, flags if last > first else flags | FLAG_COVERED)
@@ -195,7 +201,7 @@ def play(table, shared, it, scratch, worker, workers):
     state = np.uint64(it.seed * 2654435761 + worker + 1)
     sm = worker * table.sms // workers
     idle = 0
-    while load_acquire(shared.finished, 0) < target:
+    while atomics.load_acquire(shared.finished, 0) < target:
         if it.seed:
             state = _random(state)
             sm = np.int64(state % np.uint64(table.sms))
@@ -204,7 +210,7 @@ def play(table, shared, it, scratch, worker, workers):
         idle += 1
         if shared.sm[sm, _EPOCH] == it.step and shared.sm[sm, _TASK] == DONE:
             pass
-        elif exchange_acquire(shared.lock, sm, np.uint32(1)) == 0:
+        elif atomics.exchange_acquire(shared.lock, sm, np.uint32(1)) == 0:
             t = shared.sm[sm, _TASK]
             if t == NOTHING or (t == DONE and shared.sm[sm, _EPOCH] != it.step):
                 t = _take_up(table, shared, it, sm)
@@ -212,14 +218,14 @@ def play(table, shared, it, scratch, worker, workers):
                 idle = 0
                 if it.jitter:
                     state = _random(state)
-                    until = now_ns() + np.int64(state % np.uint64(it.jitter))
-                    while now_ns() < until:
+                    until = atomics.now_ns() + np.int64(state % np.uint64(it.jitter))
+                    while atomics.now_ns() < until:
                         pass
                 _execute(table, shared, it, scratch, sm, t)
                 shared.sm[sm, _TASK] = NOTHING
-            store_release(shared.lock, sm, np.uint32(0))
+            atomics.store_release(shared.lock, sm, np.uint32(0))
         if idle > _SPINS:
-            if load_acquire(shared.abort, 0):
+            if atomics.load_acquire(shared.abort, 0):
                 return False
-            yield_cpu()
+            atomics.yield_cpu()
     return True

@@ -52,7 +52,9 @@ class CudaBackend:
         self.config, self.policy, self.trace, self.pages = config, policy, int(trace), pages
         self.sms = sms or self.device.sms
         if self.sms > self.device.sms:
-            raise MkvizError(f"sms: {self.sms}", f"at most {self.device.sms} on {self.device.name}: all blocks must be resident")
+            raise MkvizError(
+                f"sms: {self.sms}", f"at most the {self.device.sms} of {self.device.name}: all blocks must be resident"
+            )
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
         self.tiling = Tiling.for_tensor_cores(config, self.sms)
@@ -81,8 +83,9 @@ class CudaBackend:
         }  # fmt: skip
         if (total := sum(need.values())) > self.device.free:
             parts = ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in need.items())
+            free = f"{self.device.free / 1e9:.2f} GB free on {self.device.name}"
             raise MkvizError(
-                f"device memory: {total / 1e9:.2f} GB needed ({parts}), {self.device.free / 1e9:.2f} GB free on {self.device.name}",
+                f"device memory: {total / 1e9:.2f} GB needed ({parts}), {free}",
                 "fewer pages, a smaller model, or a larger GPU",
             )
 
@@ -146,7 +149,7 @@ class CudaBackend:
         resident = 4 * abi.ROWS * (self.x_stride + 2 * (c.head_dim // 2 + 4))
         self.stages = min(16, (self.device.shared - FIXED_SHARED - resident) // abi.CHUNK)
         if self.stages < 3:
-            raise MkvizError(f"hidden_size: {c.hidden}", f"at most what leaves 48 KiB of {self.device.shared} bytes of shared memory")
+            raise MkvizError(f"hidden_size: {c.hidden}", f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
         defines = {"MK_TRACE": self.trace, "MK_DELAYS": int(self.delays > 0), "MK_FIXED_SHARED": FIXED_SHARED}
         module = self.cupy.RawModule(path=str(megakernel(self.device.arch, **defines)))
         kernel = module.get_function("megakernel")
@@ -290,8 +293,9 @@ class CudaBackend:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return StuckStep(
             f"step stuck: {what} (task {task}) on {who} waits for counter {g.counters[counter]}: {abort['value']} of "
-            f"{abort['target']}; raised by {', '.join(names[:3]) or 'nobody'}{more}", "check the schedule (mkviz schedule check)",
-        )  # fmt: skip
+            f"{abort['target']}; raised by {', '.join(names[:3]) or 'nobody'}{more}",
+            "check the schedule (mkviz schedule check)",
+        )
 
     def close(self) -> None:
         self._stream.synchronize()

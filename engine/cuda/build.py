@@ -52,7 +52,9 @@ def include_options() -> list[str]:
     return options
 
 
-def compile_cubin(source: str, arch: int, defines: dict[str, int] | None = None, name: str = "megakernel.cu") -> tuple[bytes, str]:
+def compile_cubin(
+    source: str, arch: int, defines: dict[str, int] | None = None, name: str = "megakernel.cu"
+) -> tuple[bytes, str]:
     """(cubin, ptxas report) of CUDA C++ for sm_``arch``.  Raises MkvizError with the compiler's first error."""
     if arch < 80:
         raise MkvizError(f"GPU architecture sm_{arch}", "sm_80 or newer (mma.sync on bf16)")

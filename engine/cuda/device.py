@@ -25,7 +25,9 @@ def open_device() -> Device:
     try:
         import cupy
     except ImportError:
-        raise MkvizError("cuda backend: CuPy is not installed", "pip install 'mkviz[cuda13]' (or cuda12), or use --backend cpu") from None
+        raise MkvizError(
+            "cuda backend: CuPy is not installed", "pip install 'mkviz[cuda13]' (or cuda12), or use --backend cpu"
+        ) from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
