@@ -69,7 +69,9 @@ def layer_splits(config: ModelConfig, layer: int, shape: StepShape) -> int:
 def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_bytes: int = 2) -> StepGraph:
     """The graph of a step.  ``weight_bytes``: bytes of a stored weight element (task ``bytes`` count weights and KV read)."""
     name = f"{config.family} {len(config.layers)}L h{config.hidden} · {shape.rows} rows · {shape.splits} splits"
-    b = GraphBuilder(name, OPS, {"rows": shape.rows, "splits": shape.splits, "layers": len(config.layers), "page": PAGE})
+    meta = {"rows": shape.rows, "splits": shape.splits, "layers": len(config.layers), "page": PAGE}
+    meta["late_ops"] = ["expert_up", "expert_down"]  # their addresses come from routing: nobody can load them before it
+    b = GraphBuilder(name, OPS, meta)
     args: list[tuple[int, int, int, int]] = []
     rows, hidden, d = shape.rows, config.hidden, config.head_dim
     q_width, group = config.heads * d, config.heads // config.kv_heads

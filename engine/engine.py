@@ -44,7 +44,7 @@ class Engine:
     """Serves one model.  Up to ``batch`` requests run at once, the others queue in order of arrival.
 
     Each step carries one row of every decoding request and, in what room is left, prompt tokens of those being prefilled, so
-    that a new request does not stop the others.  ``backend``: cpu or cuda; ``options`` go to it (sms, workers, mode, policy, …).
+    that a new request does not stop the others.  ``backend``: cpu or cuda; ``options`` go to it (sms, policy, …).
     """
 
     def __init__(self, model: str | None = None, *, backend: str = "cpu", batch: int = 8, pages: int | None = None,

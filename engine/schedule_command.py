@@ -13,17 +13,18 @@ from mkviz.errors import MkvizError
 
 
 class Schedule:
-    """``mkviz schedule show|dump|check``."""
+    """``mkviz schedule show|dump|check|simulate``."""
 
     name = "schedule"
-    help = "show, dump or check the task graph and schedule of a model's step"
+    help = "show, dump, check or simulate the task graph and schedule of a model's step"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        actions = parser.add_subparsers(dest="action", required=True, metavar="show|dump|check")
+        actions = parser.add_subparsers(dest="action", required=True, metavar="show|dump|check|simulate")
         for action, text in (
             ("show", "tasks, bytes, flops and waits per op, and the load of the SMs"),
             ("dump", "every task as a line of JSON: op, SM, bytes, waits, raises"),
             ("check", "run the validator and say what it found"),
+            ("simulate", "replay the step on a model of an H200 and say how long it takes"),
         ):
             p = actions.add_parser(action, help=text)
             p.add_argument("--model", help="a directory, a fetched model's name, or demo (the default)")
@@ -31,6 +32,10 @@ class Schedule:
             p.add_argument("--rows", type=int, default=1, help="rows of the step (default 1)")
             p.add_argument("--context", type=int, help="keys of the longest row (default: as many as rows)")
             p.add_argument("--policy", default="round_robin", help="scheduling policy")
+            if action == "simulate":
+                p.add_argument("--no-prefetch", action="store_true", help="load a task's bytes only when it is its turn")
+                p.add_argument("--barrier-per-op", action="store_true", help="a kernel per op: launch, run, wait for all")
+                p.add_argument("--trace", metavar="OUT.mkt", type=Path, help="write the simulated step as a trace")
             if action == "dump":
                 p.add_argument("--out", type=Path, help="write there instead of stdout")
 
@@ -38,6 +43,8 @@ class Schedule:
         graph, schedule = step_schedule(args.model, args.sms, args.rows, args.context, args.policy)
         if args.action == "dump":
             return _dump(graph, schedule, args.out)
+        if args.action == "simulate":
+            return _simulate(graph, schedule, args)
         if args.action == "check":
             return _check(graph, schedule)
         _show(graph, schedule)
@@ -115,6 +122,32 @@ def _check(graph, schedule) -> int:
         print(f"{graph.name}, {schedule.policy} over {schedule.sms} SMs: acyclic, every wait satisfiable, no deadlock, "
               "ring order equals consumption order")  # fmt: skip
     return 1 if found else 0
+
+
+def _simulate(graph, schedule, args) -> int:
+    from dataclasses import replace
+
+    from mkviz.machine import H200
+    from mkviz.protocols import StepInfo
+    from mkviz.simulator import simulate
+
+    machine = H200 if schedule.sms == H200.sms else replace(H200, name=f"{H200.name}, {schedule.sms} SMs", sms=schedule.sms)
+    result = simulate(graph, schedule, machine, prefetch=not args.no_prefetch, barrier_per_op=args.barrier_per_op)
+    floor = result.bytes / machine.bandwidth * 1e9
+    print(f"{graph.name}, {schedule.policy} over {schedule.sms} SMs, {result.label}")
+    print(
+        f"step {result.makespan / 1e3:.1f} µs for {human(result.bytes)}: {result.gbps:.0f} GB/s, "
+        f"{floor / result.makespan:.0%} of the {machine.bandwidth / 1e12:.2f} TB/s ceiling"
+    )
+    if args.trace is not None:
+        from mkviz.trace import TraceWriter
+
+        writer = TraceWriter(args.trace, kind="simulated", device=machine.name)
+        writer.graph(0, graph, schedule)
+        writer.step(StepInfo(0, 0, 0, int(result.makespan)), result.events)
+        writer.close()
+        print(f"trace: {args.trace}")
+    return 0
 
 
 def human(size: float) -> str:

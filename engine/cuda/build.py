@@ -83,7 +83,7 @@ def megakernel(arch: int, **defines: int) -> Path:
     source = device_file("megakernel.cu")
     digest = hashlib.sha256(repr((arch, sorted(defines.items()), nvrtc().getVersion())).encode())
     for folder in device_dirs():
-        for file in sorted(folder.glob("*.*h")) + [source]:
+        for file in [*sorted(folder.glob("*.*h")), source]:
             if file.is_file():
                 digest.update(file.name.encode() + file.read_bytes())
     cubin = cache_dir() / f"megakernel-sm_{arch}-{digest.hexdigest()[:24]}.cubin"

@@ -5,7 +5,6 @@ Only copies are used, on a stream of their own: a kernel would not get an SM bef
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np

@@ -18,8 +18,8 @@ def pad_rows(w: Any, xp: Any) -> Any:
 def fragments(w: Any, xp: Any) -> Any:
     """u16[rows * k]: w u16[rows, k] (k a multiple of 16; rows are padded) in fragment order.
 
-    Lane 4 g + t of a fragment holds, for register (half of k, half of the rows), elements 2 t and 2 t + 1 of row g: the A operand
-    of mma.m16n8k16 (PTX ISA, "Matrix fragments for mma.m16n8k16").
+    Lane 4 g + t of a fragment holds, for register (half of k, half of the rows), elements 2 t and 2 t + 1 of row g: the A
+    operand of mma.m16n8k16 (PTX ISA, "Matrix fragments for mma.m16n8k16").
     """
     w = pad_rows(w, xp)
     rows, k = w.shape

@@ -34,9 +34,7 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
     """Raises MkvizError where the schedule claims tasks (the kernel walks owned lists only)."""
     g = built.graph
     if len(schedule.queue):
-        raise MkvizError(
-            f"policy {schedule.policy!r} on the cuda backend", "a policy that owns every task, such as round_robin"
-        )
+        raise MkvizError(f"policy {schedule.policy!r} on the cuda backend", "one that owns every task, such as round_robin")
     tasks = np.zeros(len(g), TASK)
     for name in ("op", "layer", "slot", "tile"):
         tasks[name] = getattr(g, name).astype(np.int64) & 0xFFFFFFFF

@@ -39,8 +39,8 @@ def check_supported(config: ModelConfig) -> None:
 class PackedWeights:
     """Packs a checkpoint matrix by matrix onto the device.
 
-    ``matrices``: name -> u16 device array; experts of a layer lie in one array, ``stride`` bytes apart.  ``vectors``: f32 device
-    arrays.  ``nbytes`` of all.  ``xp`` is cupy; numpy serves the tests, which then look at the same arrays.
+    ``matrices``: name -> u16 device array; experts of a layer lie in one array, ``stride`` bytes apart.  ``vectors``: f32
+    device arrays.  ``nbytes`` of all.  ``xp`` is cupy; numpy serves the tests, which then look at the same arrays.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, xp: Any):
