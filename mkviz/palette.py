@@ -54,6 +54,13 @@ def ramp(stops: tuple[str, ...], n: int) -> list[str]:
     return [_mix(stops[int(t)], stops[min(int(t) + 1, len(stops) - 1)], t - int(t)) for t in at]
 
 
+def ink(colour: str) -> str:
+    """Black or white, whichever reads better on ``colour`` (relative luminance of WCAG 2)."""
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return "#ffffff" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.18 else "#10141a"
+
+
 LAYER_STOPS = ("#1d3b6f", "#3a6a9b", "#6f9fa6", "#b3b27d", "#f0c645", "#fbe9a0")  # dark blue to light yellow, as cividis runs
 SHARE_STOPS = ("#fff3d6", "#f7c872", "#e8902d", "#b85a12", "#6e3209")  # little to much
 

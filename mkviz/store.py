@@ -182,7 +182,7 @@ class LiveStore:
         bad = len(tasks) - len(good)
         good = good[np.lexsort((good["begin"], good["sm"]))]
         with self._lock:
-            self._lost_records += info.lost + bad
+            self._lost_records += bad  # ``info.lost`` of a step is told by ``lost`` too, as part of the total
             self._skipped += int((kind == KIND_SKIPPED).sum())
             self._version += 1
             if not self._make_room(len(good)):
@@ -312,4 +312,7 @@ def store_of_trace(path: str, max_bytes: int = DEFAULT_BYTES) -> LiveStore:
     from mkviz.trace import Trace
 
     trace = Trace.open(path)
-    return store_of(trace.events(), trace.graphs, trace.steps, label=trace.label, kind=trace.kind, max_bytes=max_bytes)
+    store = LiveStore(trace.label, trace.kind, max_bytes)
+    trace.replay(store)
+    store.close(trace.complete)
+    return store

@@ -32,6 +32,7 @@ class Chat(JSComponent):
         self._handler(data)
 
     def turn(self, role: str, text: str) -> None:
+        """Begin a turn; the pieces that follow are its answer."""
         self._send_msg({"type": "turn", "role": role, "text": text})
 
     def append(self, pieces: list[tuple[str, int]]) -> None:

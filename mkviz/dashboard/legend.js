@@ -2,7 +2,18 @@
 export function render({model, el}) {
   el.classList.add("mkviz-legend")
   const buttons = new Map()
+  const scale = document.createElement("span")
+  scale.className = "scale"
+  el.append(scale)
   function update() {
+    const {colours, first, last} = model.ramp
+    scale.hidden = !colours
+    if (colours) {
+      scale.innerHTML = "<em></em><i></i><em></em>"
+      scale.firstChild.textContent = first
+      scale.lastChild.textContent = last
+      scale.children[1].style.background = `linear-gradient(to right, ${colours.join(",")})`
+    }
     const names = new Set(model.items.map((item) => item.op))
     for (const [op, button] of buttons) if (!names.has(op)) { button.remove(); buttons.delete(op) }
     for (const item of model.items) {
@@ -21,11 +32,12 @@ export function render({model, el}) {
       button.setAttribute("aria-pressed", String(!item.hidden))
       button.classList.toggle("off", item.hidden)
       button.querySelector("i").style.background = item.colour
+      button.querySelector("i").hidden = model.ramp.colours !== undefined
       button.querySelector("i").className = item.clickable ? "" : "hatched"
       button.querySelector("span").textContent = item.op
       button.querySelector("b").textContent = item.share
     }
   }
-  model.on("items", update)
+  model.on(["items", "ramp"], update)
   update()
 }

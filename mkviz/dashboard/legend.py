@@ -14,6 +14,7 @@ class LegendBar(JSComponent):
     """The buttons.  (A class whose name ends in Legend would be taken by the page's shell for a Bokeh legend and restyled.)"""
 
     items = param.List([], doc="dicts: op, colour, share (text), hidden, clickable")
+    ramp = param.Dict({}, doc="colours, first, last: the scale where colour is an amount; {} where it is the op")
 
     _esm = HERE / "legend.js"
     _stylesheets = [asset("legend.css")]  # noqa: RUF012
@@ -33,7 +34,7 @@ class LegendBar(JSComponent):
             {"op": op, "colour": colour, "share": percent(busy / stepped), "hidden": op in scene.look.hidden, "clickable": True}
             for op, colour, busy in zip(scene.snapshot.ops, scene.op_colours, total.busy, strict=True)
         ]
-        if scene.look.mode == "op":
-            for name, share in (("wait", total.wait_share), ("tail", total.tail_share)):
-                items.append({"op": name, "colour": palette.WAIT, "share": percent(share), "hidden": False, "clickable": False})
-        self.items = items
+        for name, share in (("wait", total.wait_share), ("tail", total.tail_share)):
+            items.append({"op": name, "colour": palette.WAIT, "share": percent(share), "hidden": False, "clickable": False})
+        ramp = dict(zip(("colours", "first", "last"), scene.ramp, strict=True)) if scene.ramp else {}
+        self.param.update(items=items, ramp=ramp)

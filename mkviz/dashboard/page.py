@@ -48,7 +48,7 @@ def page(shared: Hub = hub) -> pmui.Page:
     session = Session(shared, panels)
     panels.connect(session)
     shell = pmui.Page(
-        title="mkviz", main=[_layout(panels)], header=[_header(panels)], raw_css=[asset("page.css")], busy_indicator=None,
+        title="mkviz", main=[_layout(panels)], header=[panels.bar], raw_css=[asset("page.css")], busy_indicator=None,
         theme_config={"light": _mui(LIGHT), "dark": _mui(DARK)},
         sx=FLAT_HEADER,
     )  # fmt: skip
@@ -95,13 +95,8 @@ def _start(session: Session) -> None:
     pn.state.add_periodic_callback(tick, TICK_MS)
 
 
-def _header(panels: Panels) -> pmui.Row:
-    return pmui.Row(panels.source, sizing_mode="stretch_width", margin=0, align="center")
-
-
 def _layout(panels: Panels):
-    tools = pmui.Row(panels.live, panels.pause, panels.mode, panels.search, margin=0)
-    top = pmui.Row(panels.stats, tools, sizing_mode="stretch_width", margin=(4, 8, 2, 8))
+    top = pmui.Row(panels.stats, sizing_mode="stretch_width", margin=(6, 12, 2, 16), min_height=36)
     figures = [
         pn.pane.Bokeh(f.root, sizing_mode=f.root.sizing_mode, margin=0)
         for f in (panels.minimap, panels.timeline, *panels.strips)

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import panel as pn
-import panel_material_ui as pmui
 from bokeh.models import Label
 
 from mkviz import lod
 from mkviz.dashboard import probe
+from mkviz.dashboard.bar import Bar
 from mkviz.dashboard.chat import Chat
 from mkviz.dashboard.hub import DEFAULT_MODEL
 from mkviz.dashboard.legend import LegendBar
-from mkviz.dashboard.scene import MODES
 from mkviz.dashboard.strips import Bandwidth, Busy, Minimap, Waits
 from mkviz.dashboard.theme import asset, theme_of
 from mkviz.dashboard.timeline import Timeline
@@ -53,28 +52,17 @@ class Panels:
         self.stats = _pane("stats", sizing_mode="stretch_width")
         self.details = _pane("details", sizing_mode="stretch_width", visible=False)
         self.table = _pane("details", sizing_mode="stretch_width", visible=False)
-        self.source = pmui.Select(options=[], size="small", width=260, margin=(0, 8), label="", variant="outlined")
-        self.mode = pmui.RadioButtonGroup(options=list(MODES), value="op", size="small", margin=(0, 4))
-        self.search = pmui.TextInput(
-            placeholder="/ search op, L3", size="small", width=170, margin=(0, 4), label="", css_classes=["mkviz-search"]
-        )
-        self.live = pmui.Button(label="Live", size="small", variant="outlined", margin=(0, 4), icon="play_arrow")
-        self.pause = pmui.Button(label="Pause", size="small", variant="outlined", margin=(0, 4), icon="pause")
         self.dark = False
 
     def connect(self, session: Session) -> None:
         """Route what the user does to the session."""
+        self.bar = Bar(session.controlled, sizing_mode="stretch_width", margin=(0, 0, 0, 20))
         self.chat = Chat(session.chatted, sizing_mode="stretch_both", margin=0, model_name=DEFAULT_MODEL)
         self.legend = LegendBar(session.legend_clicked, sizing_mode="stretch_width", margin=(0, 0, 0, 8))
         timeline = self.timeline
         timeline.view.on_change("data", lambda attr, old, new: session.viewed(new))
         timeline.ack.on_change("data", lambda attr, old, new: session.acknowledged(new))
         timeline.command.on_change("data", lambda attr, old, new: session.commanded(new))
-        self.source.param.watch(lambda event: session.choose(event.new), "value")
-        self.mode.param.watch(lambda event: session.set_look(mode=event.new), "value")
-        self.search.param.watch(lambda event: session.set_look(query=event.new), "value_input")
-        self.live.on_click(lambda _: session.commanded({"name": ["key"], "x": [0], "y": [0], "text": ["l"]}))
-        self.pause.on_click(lambda _: session.commanded({"name": ["key"], "x": [0], "y": [0], "text": [" "]}))
 
     def restyle(self, dark: bool, kind: str) -> None:
         self.dark = dark
@@ -92,6 +80,7 @@ class Panels:
         self.timeline.update(scene, session.height)
         for strip in self.strips:
             strip.update(scene)
+        self.minimap.reach(scene.snapshot)
         self.show_pin(session)
 
     def clear(self) -> None:
@@ -119,12 +108,9 @@ class Panels:
 
     def show_sources(self, session: Session) -> None:
         names = list(session.hub.sources)
-        if names != self.source.options:
-            self.source.options = names
-            if not session.source_name and names:
-                session.choose(names[0])
-        if self.source.value != session.source_name and session.source_name:
-            self.source.value = session.source_name
+        if names and not session.source_name:
+            session.choose(names[0])
+        self.bar.show(sources=names, source=session.source_name)
         models = session.hub.models if session.hub.openers else []
         if models != self.chat.models:
             self.chat.models = models
@@ -155,15 +141,14 @@ class Panels:
             self.restyle(self.dark, source.kind)
 
     def show_follow(self, session: Session) -> None:
-        """The two buttons that say whether the view moves by itself."""
-        source_over = session._snapshot is not None and session._snapshot.closed
-        following = session.follow and not session.paused
-        live = ("Following" if following else "Follow live", "contained" if following else "outlined", source_over)
-        if (self.live.label, self.live.variant, self.live.disabled) != live:
-            self.live.param.update(label=live[0], variant=live[1], disabled=live[2])
-        pause = ("Resume" if session.paused else "Pause", "contained" if session.paused else "outlined")
-        if (self.pause.label, self.pause.variant) != pause:
-            self.pause.param.update(label=pause[0], variant=pause[1], disabled=source_over)
+        """Whether the view moves by itself, and what the bar's controls are set to."""
+        self.bar.show(
+            is_live=session._snapshot is None or not session._snapshot.closed,
+            following=session.follow and not session.paused,
+            paused=session.paused,
+            mode=session.look.mode,
+            query=session.look.query,
+        )
 
     # slower parts
 
@@ -196,7 +181,9 @@ class Panels:
         self.legend.update(session.scene)
 
     def show_minimap(self, session: Session) -> None:
-        self.minimap.update(session.scene)
+        snapshot = session.snapshot()
+        self.minimap.update(snapshot, session.tables(snapshot))
+        self.minimap.reach(snapshot)
 
     def show_pin(self, session: Session) -> None:
         """Outline and arrows of the pinned task, and its facts beside the text."""

@@ -90,6 +90,15 @@ class Scene:
         """The class of tasks that do not match the query."""
         return None if self.matches is None else len(self.classing[2]) - 1
 
+    @property
+    def ramp(self) -> tuple[list[str], str, str] | None:
+        """(colours, first, last) where colour is an amount and not an op: what the ends of the scale mean."""
+        if self.look.mode == "op":
+            return None
+        if self.look.mode == "layer":
+            return list(palette.LAYER_STOPS), "layer 0", f"layer {max(0, int(self.tables.layer.max(initial=0)))}"
+        return list(palette.SHARE_STOPS), "0 %", f"100 % {'waiting' if self.look.mode == 'wait' else 'busy'}"
+
     @cached_property
     def image(self) -> lod.ImageFrame:
         lanes = max(1, self.snapshot.lanes)
@@ -126,14 +135,21 @@ class Scene:
                 table[self.dim_class * levels + level] = f"#9aa0a6{int(255 * DIM * (level + 1) / levels):02x}"
         return index.astype(np.uint8), table
 
-    def rect_colours(self, rows: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Colour (str[n]) and opacity (f32[n]) of records by the look's mode; opacity 0 hides."""
-        at = self.tables.offsets(self.snapshot)[steps] + self.snapshot.task[rows]
+    def rect_colours(self, rects: lod.RectFrame) -> tuple[np.ndarray, np.ndarray]:
+        """Colour (str[n]) and opacity (f32[n]) of records by the look's mode; opacity 0 hides.
+
+        By wait, a task is coloured by how much of its time on the lane, from free to end, was waiting; by busy, by the rest.
+        """
+        rows, snapshot = rects.row, self.snapshot
+        at = self.tables.offsets(snapshot)[rects.step] + snapshot.task[rows]
         classes, weight, colours = self.classing
         kind = classes[at]
         alpha = np.ones(len(rows), np.float32)
         if self.look.mode in ("wait", "busy"):
-            colour = np.full(len(rows), palette.SHARE_STOPS[0 if self.look.mode == "wait" else -1])
+            ready, end = snapshot.ready[rows] - snapshot.origin, snapshot.end[rows] - snapshot.origin
+            share = np.clip(ready - rects.free, 0, None) / np.maximum(end - rects.free, 1)
+            share = share if self.look.mode == "wait" else 1 - share
+            colour = np.array(palette.share_palette())[palette.share_index(share, np.ones(len(rows), bool))]
         else:
             colour = np.array([*colours, "#000000"])[kind]
         if self.matches is not None:

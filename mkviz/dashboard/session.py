@@ -235,8 +235,7 @@ class Session:
     def _key(self, key: str) -> None:
         if key == "Escape":
             self.pinned = self.range = None
-            if self.look.query:
-                self.search("")
+            self.look = replace(self.look, query="")
         elif key == "l":
             self.live()
         elif key == " ":
@@ -324,9 +323,19 @@ class Session:
         self.look = replace(self.look, **changes)
         self.tick()
 
-    def search(self, query: str) -> None:
-        self.panels.search.value = query
-        self.set_look(query=query)
+    def controlled(self, kind: str, value) -> None:
+        """What the bar asks for."""
+        with pn.io.hold():
+            if kind == "source":
+                self.choose(value)
+            elif kind == "live":
+                self._key("l")
+            elif kind == "pause":
+                self._key(" ")
+            elif kind == "mode":
+                self.set_look(mode=value)
+            elif kind == "search":
+                self.set_look(query=value)
 
     def legend_clicked(self, op: str, alone: bool) -> None:
         ops = set(self.scene.snapshot.ops) if self.scene else {op}
@@ -362,7 +371,6 @@ class Session:
             self.panels.note("the prompt is empty; write what the model should answer", "error")
             return
         self.panels.chat.turn("user", prompt)
-        self.panels.chat.turn("assistant", "")
         self.generation = Generation(self.hub, model, GenerateRequest(messages=[{"role": "user", "content": prompt}]))
         self._joined = False
         self.panels.chat.running = True

@@ -13,6 +13,7 @@ from mkviz.dashboard.timeline import bare_figure
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
+    from mkviz.store import Snapshot
 
 HEIGHT = 58
 MINIMAP_COLUMNS = 800
@@ -158,15 +159,18 @@ class Minimap:
             fill_color=theme.accent, fill_alpha=0.16, line_color=theme.accent, line_alpha=0.9, line_dash="solid"
         )
 
-    def update(self, scene: Scene) -> None:
-        lo, hi = scene.snapshot.extent
+    def update(self, snapshot: Snapshot, tables: lod.GraphTables) -> None:
+        lo, hi = snapshot.extent
         if hi <= lo:
             return
-        _, weight, _ = scene.classing
-        frame = lod.image_frame(scene.snapshot, scene.tables, lo, hi, MINIMAP_COLUMNS, scene.classing[0], np.zeros_like(weight))
-        lanes = max(1, scene.snapshot.lanes)
-        x, busy, both = _steps_of(
-            lo, frame.dx, frame.busy_lanes / lanes, (frame.busy_lanes + frame.waiting_lanes) / lanes, stride=1
-        )
+        frame = lod.image_frame(snapshot, tables, lo, hi, MINIMAP_COLUMNS, tables.op, np.zeros(len(snapshot.ops)))
+        lanes = max(1, snapshot.lanes)
+        busy, both = frame.busy_lanes / lanes, (frame.busy_lanes + frame.waiting_lanes) / lanes
+        x, busy, both = _steps_of(lo, frame.dx, busy, both, stride=1)
         self.source.data = {"x": x, "busy": busy, "both": both}
-        self.range.update(start=lo / 1000, end=hi / 1000)
+
+    def reach(self, snapshot: Snapshot) -> None:
+        """Span all that is kept, ahead of the next ``update``."""
+        lo, hi = snapshot.extent
+        if hi > lo:
+            self.range.update(start=lo / 1000, end=hi / 1000)

@@ -25,24 +25,30 @@ function setUp() {
   document.body.append(tooltip)
 
   const plotView = () => plot.document?.views_manager?.find_one(plot)
+  function box() {
+    // the inner frame of the plot in the window, null while there is none
+    const view = plotView()
+    const outer = view?.canvas_view?.el?.getBoundingClientRect()
+    if (!outer?.width) return null
+    const {left, top, width, height} = view.frame.bbox
+    return {x: outer.left + left, y: outer.top + top, width, height}
+  }
   function place(event) {
     // the data position of a mouse event, null outside the frame
-    const view = plotView()
-    const box = view?.canvas_view?.el?.getBoundingClientRect()
-    if (!box) return null
-    const sx = event.clientX - box.left, sy = event.clientY - box.top
-    const frame_box = view.frame.bbox
-    if (sx < frame_box.left || sx > frame_box.right || sy < frame_box.top || sy > frame_box.bottom) return null
-    if (!box.width) return null
-    return {x: view.frame.x_scale.invert(sx), y: view.frame.y_scale.invert(sy)}
+    const inner = box()
+    if (!inner) return null
+    const dx = event.clientX - inner.x, dy = event.clientY - inner.y
+    if (dx < 0 || dx > inner.width || dy < 0 || dy > inner.height) return null
+    const {x_scale, y_scale, bbox} = plotView().frame
+    return {x: x_scale.invert(bbox.left + dx), y: y_scale.invert(bbox.top + dy)}
   }
 
   function send() {
     state.timer = null
     state.last = performance.now()
-    const box = plotView()?.frame?.bbox
-    if (!box?.width) return
-    view.data = {x0: [x_range.start], x1: [x_range.end], width: [box.width], height: [box.height],
+    const inner = box()
+    if (!inner?.width) return
+    view.data = {x0: [x_range.start], x1: [x_range.end], width: [inner.width], height: [inner.height],
                  follow: [state.follow ? 1 : 0], n: [++state.sent]}
   }
   function later() {
@@ -57,6 +63,8 @@ function setUp() {
     tooltip.style.display = "none"
     later()
   }
+  const share_of_lanes = () => Math.round(plot.y_range.end - 0.5) / plot.y_range.end  // the rest is the row of steps above
+  const range = () => [x_range.start, x_range.end]
   function set(x0, x1) {
     state.applying = true
     state.x0 = x0
@@ -108,7 +116,7 @@ function setUp() {
     const at = state.pointer?.x ?? (x_range.start + x_range.end) / 2
     const keys = {w: () => zoom(1 / 1.4, at), s: () => zoom(1.4, at), a: () => shift(-0.2), d: () => shift(0.2),
                   "?": () => help.open ? help.close() : help.showModal(),
-                  "/": () => find(document, "input[aria-label='search'], [data-search] input, input.mkviz-search")?.focus()}
+                  "/": () => find(document, "input[type=search]")?.focus()}
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key
     if (keys[key]) { keys[key](); event.preventDefault() }
     else if (["f", ".", ",", "l", " ", "[", "]"].includes(key)) {
@@ -196,5 +204,5 @@ function setUp() {
     tooltip.remove()
     help.remove()
   }
-  return {state, apply, moved, tipped, close, help}
+  return {state, apply, moved, tipped, close, help, range, box, share_of_lanes}
 }

@@ -20,6 +20,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
+from mkviz import palette
 from mkviz.dashboard import probe
 from mkviz.dashboard.theme import KIND_COLOURS, asset, theme_of
 from mkviz.dashboard.units import duration
@@ -45,6 +46,13 @@ return text(tick) + " " + unit
 """
 
 
+REPAINT = """
+// Bokeh leaves the outermost row and column of pixels in the border's earlier colour
+const layer = plot.document?.views_manager?.find_one(plot)?.canvas_view?.primary
+layer?.undo_transform((ctx) => ctx.clearRect(0, 0, layer.canvas.width, layer.canvas.height))
+"""
+
+
 def time_axis() -> CustomJSTickFormatter:
     return CustomJSTickFormatter(code=TICKS)
 
@@ -66,6 +74,7 @@ def bare_figure(x_range: Range1d, y_range: Range1d, **kwargs):
     fig.yaxis.minor_tick_line_color = None
     fig.xaxis.minor_tick_line_color = None
     fig.xaxis.formatter = time_axis()
+    fig.js_on_change("border_fill_color", CustomJS(args={"plot": fig}, code=REPAINT))
     return fig
 
 
@@ -83,7 +92,7 @@ class Timeline:
         self.image = ColumnDataSource(self._no_image())
         self.rects = ColumnDataSource(self._no_rects())
         self.waits = ColumnDataSource({"left": [], "right": [], "y": []})
-        self.labels = ColumnDataSource({"x": [], "y": [], "text": []})
+        self.labels = ColumnDataSource(self._no_labels())
         self.steps = ColumnDataSource({k: [] for k in ("left", "right", "alpha", "x", "text")})
         self.arrows = ColumnDataSource({k: [] for k in ("x0", "y0", "x1", "y1", "last")})
         self.pin = ColumnDataSource({"left": [], "right": [], "y": []})
@@ -94,6 +103,10 @@ class Timeline:
         self._lanes = -1
         self._palette: list[str] = []
         self.root = self._build()
+
+    @staticmethod
+    def _no_labels() -> dict:
+        return {"x": [], "y": [], "text": [], "color": []}
 
     @staticmethod
     def _no_image() -> dict:
@@ -129,7 +142,7 @@ class Timeline:
             line_color=None,
         )  # fmt: skip
         self.label_text = fig.text(
-            x="x", y="y", text="text", source=self.labels, text_baseline="middle", text_font_size="11px", text_color="#10141a"
+            x="x", y="y", text="text", source=self.labels, text_baseline="middle", text_font_size="11px", text_color="color"
         )
         self.step_text = fig.text(
             x="x", y=0, text="text", source=self.steps, text_baseline="middle", text_font_size="11px", x_offset=5
@@ -156,7 +169,7 @@ class Timeline:
     def clear(self) -> None:
         self.image.data = self._no_image()
         self.rects.data, self.waits.data = self._no_rects(), {"left": [], "right": [], "y": []}
-        self.labels.data = {"x": [], "y": [], "text": []}
+        self.labels.data = self._no_labels()
         self.steps.data = {k: [] for k in self.steps.data}
         self.show_pin(None, None)
         self.band.visible = self.step_band.visible = False
@@ -250,7 +263,7 @@ class Timeline:
                            "dw": [frame.dx * frame.cols / 1000], "dh": [max(1, len(index))]}  # fmt: skip
         if len(self.rects.data["left"]) or len(self.waits.data["left"]):
             self.rects.data, self.waits.data = self._no_rects(), {"left": [], "right": [], "y": []}
-            self.labels.data = {"x": [], "y": [], "text": []}
+            self.labels.data = self._no_labels()
 
     def _show_rects(self, scene: Scene, rects, lane_px: float) -> None:
         snap = scene.snapshot
@@ -258,15 +271,15 @@ class Timeline:
         right = (snap.end[rects.row] - snap.origin) / 1000
         ready = (snap.ready[rects.row] - snap.origin) / 1000
         y = self.y_of(rects.lane)
-        colour, alpha = scene.rect_colours(rects.row, rects.step)
+        colour, alpha = scene.rect_colours(rects)
         self.rects.data = {"left": left, "right": right, "y": y, "color": colour, "alpha": alpha}
         waited = ready > rects.free / 1000
         self.waits.data = {"left": rects.free[waited] / 1000, "right": ready[waited], "y": y[waited]}
-        self.labels.data = self._label(scene, rects, left, right, y, alpha) if lane_px >= 12 else {"x": [], "y": [], "text": []}
+        self.labels.data = self._label(scene, rects, left, right, y, colour, alpha) if lane_px >= 12 else self._no_labels()
         if self.image.data["image"][0].size > 1:
             self.image.data = self._no_image()
 
-    def _label(self, scene: Scene, rects, left, right, y, alpha) -> dict:
+    def _label(self, scene: Scene, rects, left, right, y, colour, alpha) -> dict:
         """Names of the tasks wide enough to hold them, at the visible part of each."""
         snap, scale = scene.snapshot, scene.width / (scene.x1 - scene.x0) * 1000  # px per µs
         a, b = np.maximum(left, scene.x0 / 1000), np.minimum(right, scene.x1 / 1000)
@@ -279,7 +292,8 @@ class Timeline:
             name = snap.ops[snap.op[row]]
             long = f"{name} L{layer}"
             text.append(long if layer >= 0 and px[i] > len(long) * LABEL_PX + 8 else name)
-        return {"x": a[shown] + 4 / scale, "y": y[shown], "text": text}
+        ink = np.array([palette.ink(c) for c in colour[shown]], dtype=str)
+        return {"x": a[shown] + 4 / scale, "y": y[shown], "text": text, "color": ink}
 
     @staticmethod
     def _table_row(scene: Scene, rects, i: int) -> int:

@@ -35,7 +35,6 @@ class Url:
             query.get("find", ""),
             session.look.dark,
         )
-        session.panels.mode.value, session.panels.search.value = session.look.mode, session.look.query
         restarted = query.get("boot") not in (None, session.hub.boot)
         if query.get("source") in session.hub.sources:
             session.choose(query["source"])

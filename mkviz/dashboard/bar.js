@@ -1,0 +1,42 @@
+// The bar of controls: which source, whether the view follows or rests, what colours mean, search, help.
+export function render({model, el}) {
+  el.classList.add("mkviz-bar")
+  el.innerHTML = `
+    <select aria-label="source"></select>
+    <button type="button" class="live" title="follow the newest steps (L)"></button>
+    <button type="button" class="pause" title="freeze the view, keep recording (space)"></button>
+    <div class="modes" role="radiogroup" aria-label="colour"><span>colour</span></div>
+    <input type="search" aria-label="search" placeholder="/ search: op, L3" spellcheck="false">
+    <button type="button" class="help" title="keys (?)" aria-label="keys">?</button>`
+  const $ = (q) => el.querySelector(q)
+  const source = $("select"), live = $(".live"), pause = $(".pause"), search = $("input")
+  const send = (type, value) => model.send_msg({type, value})
+  for (const mode of model.modes) {
+    const button = document.createElement("button")
+    button.type = "button"
+    button.textContent = button.dataset.mode = mode
+    button.setAttribute("role", "radio")
+    button.addEventListener("click", () => send("mode", mode))
+    $(".modes").append(button)
+  }
+  function update() {
+    source.hidden = !model.sources.length
+    source.replaceChildren(...model.sources.map((name) => new Option(name, name, false, name === model.source)))
+    live.textContent = model.following ? "● Following" : "Follow live"
+    live.setAttribute("aria-pressed", String(model.following))
+    live.hidden = pause.hidden = !model.is_live
+    pause.textContent = model.paused ? "Resume" : "Pause"
+    pause.setAttribute("aria-pressed", String(model.paused))
+    for (const button of el.querySelectorAll("[data-mode]")) {
+      button.setAttribute("aria-checked", String(button.dataset.mode === model.mode))
+    }
+    if (search.getRootNode().activeElement !== search) search.value = model.query
+  }
+  source.addEventListener("change", () => send("source", source.value))
+  live.addEventListener("click", () => send("live", true))
+  pause.addEventListener("click", () => send("pause", true))
+  search.addEventListener("input", () => send("search", search.value))
+  $(".help").addEventListener("click", () => window.dispatchEvent(new KeyboardEvent("keydown", {key: "?"})))
+  model.on(["sources", "source", "following", "paused", "is_live", "mode", "query"], update)
+  update()
+}

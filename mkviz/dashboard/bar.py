@@ -1,0 +1,38 @@
+"""Bar: the controls above the timeline."""
+
+from __future__ import annotations
+
+import param
+from panel.custom import JSComponent
+
+from mkviz.dashboard.scene import MODES
+from mkviz.dashboard.theme import HERE, asset
+
+
+class Bar(JSComponent):
+    """``handler(kind, value)`` gets what the user does: source, live, pause, mode, search."""
+
+    sources = param.List([])
+    source = param.String("")
+    is_live = param.Boolean(True, doc="the source may still grow")
+    following = param.Boolean(True)
+    paused = param.Boolean(False)
+    modes = param.List(list(MODES))
+    mode = param.String(MODES[0])
+    query = param.String("")
+
+    _esm = HERE / "bar.js"
+    _stylesheets = [asset("bar.css")]  # noqa: RUF012
+
+    def __init__(self, handler, **params):
+        self._handler = handler
+        super().__init__(**params)
+
+    def _handle_msg(self, data) -> None:
+        self._handler(data["type"], data["value"])
+
+    def show(self, **values) -> None:
+        """Set what differs, in one message."""
+        changed = {name: value for name, value in values.items() if getattr(self, name) != value}
+        if changed:
+            self.param.update(**changed)

@@ -1,0 +1,120 @@
+"""The page while a generator runs: text and timeline, Stop, errors, two sessions, the server gone and back."""
+
+import re
+
+import pytest
+from page_server import Server
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+
+
+def timeline(page):
+    """What the browser's half of the timeline knows: range (µs), follow, frames."""
+    return page.evaluate("Object.values(window.mkviz ?? {}).map((t) => ({range: t.range(), ...t.state}))[0] ?? null")
+
+
+def wait(page, condition):
+    """Until ``condition`` (JavaScript over t, the timeline) holds."""
+    page.wait_for_function(f"Object.values(window.mkviz ?? {{}}).some((t) => {condition})")
+
+
+def generate(page, prompt="Write a function"):
+    page.fill("textarea", prompt)
+    page.click("button.go")
+
+
+def note(page, pattern):
+    """The line under the text, once it matches."""
+    page.locator(".note", has_text=re.compile(pattern)).wait_for()
+    return page.inner_text(".note")
+
+
+def tokens(page):
+    return page.locator(".turn.assistant span[data-step]")
+
+
+def test_text_and_timeline_move_and_stop_stops(open_page, server):
+    page = open_page(server.url)
+    assert "answer appears here" in page.inner_text(".log")
+    generate(page)
+    tokens(page).nth(5).wait_for()
+    wait(page, "t.state.frames > 2 && t.state.follow")
+    early, text = timeline(page), page.inner_text(".turn.assistant")
+    wait(page, f"t.range()[1] > {early['range'][1]}")
+    tokens(page).nth(12).wait_for()
+    assert page.inner_text(".turn.user") == "Write a function"
+    assert text.startswith("def reverse(items):") and len(page.inner_text(".turn.assistant")) > len(text)
+    note(page, r"generating · \d+ tokens · [\d.]+ tok/s")
+    page.click("button.stop")
+    stopped = note(page, "^stopped")
+    assert int(re.search(r"(\d+) tokens", stopped)[1]) == tokens(page).count()
+    assert page.locator("button.go").is_enabled() and page.locator("button.stop").is_disabled()
+    assert page.locator(".row > div", has_text="tok/s").locator("b").inner_text() != "–"
+
+
+def test_the_label_is_on_the_figure(open_page, server):
+    page = open_page(server.url)
+    generate(page)
+    tokens(page).nth(3).wait_for()
+    page.wait_for_function(
+        "[...Bokeh.documents[0]._all_models.values()]"
+        ".some((m) => m.type === 'Title' && m.text.startsWith('simulated (test replay)'))"
+    )
+    page.click("button.stop")
+
+
+def test_an_error_is_one_line_in_the_page(open_page, server):
+    page = open_page(server.url)
+    for prompt, model, line in (
+        ("", "demo", "the prompt is empty; write what the model should answer"),
+        ("refuse", "demo", "prompt: 9999 tokens; at most 2048 fit the context"),
+        ("hello", "broken", "model broken: no such directory; give a directory with config.json"),
+        ("crash", "demo", "the generator failed: RuntimeError: the replay was told to crash"),
+    ):
+        page.fill("input[aria-label=model]", model)
+        generate(page, prompt)
+        page.locator(".note.error", has_text=line).wait_for()
+        assert page.locator("button.go").is_enabled()
+    generate(page, "and on")  # the page lives
+    tokens(page).nth(12).wait_for()
+    page.click("button.stop")
+    note(page, "^stopped")
+
+
+def test_two_sessions_queue_and_both_finish(open_page, server):
+    first, second = open_page(server.url), open_page(server.url)
+    generate(first)
+    tokens(first).nth(2).wait_for()
+    generate(second, "me too")
+    note(second, "^queued$")
+    assert tokens(second).count() == 0
+    wait(second, "t.state.frames > 0")  # it watches what runs meanwhile
+    first.click("button.stop")
+    note(first, "^stopped")
+    tokens(second).nth(4).wait_for()
+    count = tokens(first).count()
+    tokens(second).nth(9).wait_for()
+    assert tokens(first).count() == count  # texts do not mix
+    second.click("button.stop")
+    note(second, "^stopped")
+
+
+def test_the_server_is_killed_and_comes_back(open_page):
+    server = Server()
+    try:
+        page = open_page(server.url)
+        generate(page)
+        tokens(page).nth(3).wait_for()
+        page.wait_for_function("location.search.includes('boot=')")
+        server.stop()
+        page.locator(".mkviz-banner", has_text="Disconnected").wait_for()
+        server.start()
+        page.locator(".note", has_text="the server was restarted").wait_for()
+        page.locator(".mkviz-banner").wait_for(state="detached")
+        generate(page, "again")
+        tokens(page).nth(3).wait_for()
+        wait(page, "t.state.frames > 1 && t.state.follow")
+        page.click("button.stop")
+        note(page, "^stopped")
+    finally:
+        server.stop()
