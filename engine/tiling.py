@@ -23,8 +23,7 @@ def _tile(rows: int, tiles: int) -> int:
 class Tiling:
     """Weight rows per task.  ``qkv_pairs``: pairs of rows of one head (RoPE turns pairs, so a tile never splits one).
 
-    Tiles start at multiples of 4 rows, the interpreter's row group, so that the arithmetic of a row does not depend on the
-    tiling.
+    No result depends on it.  Tiles that are multiples of 4 rows fill the interpreter's passes.
     """
 
     qkv_pairs: int
@@ -38,18 +37,15 @@ class Tiling:
     @classmethod
     def for_sms(cls, config: ModelConfig, sms: int) -> Tiling:
         """About one tile per SM and op; four per SM for the LM head, whose tail would otherwise be a whole tile long."""
-        half = config.head_dim // 2
-        units = config.heads + 2 * config.kv_heads
-        splits = 1 if config.qk_norm else max(1, min(half // 2, sms // units))  # a head norm needs its head in one tile
-        while half % splits or half // splits % 2:
-            splits -= 1
-            if splits <= 1:
-                splits = 1
-                break
+        half, units = config.head_dim // 2, config.heads + 2 * config.kv_heads
+        pairs = half
+        if not config.qk_norm:  # a head norm needs its head in one tile
+            least = 2 if config.rope_style == "interleaved" else 4  # 4 neighbouring rows
+            pairs = min((p for p in range(least, half, least) if half % p == 0 and half // p * units <= sms), default=half)
         expert_width = max((layer.width for layer in config.layers if layer.mlp == "moe"), default=4)
         dense_width = max((layer.width for layer in config.layers if layer.mlp == "dense"), default=4)
         return cls(
-            qkv_pairs=half // splits,
+            qkv_pairs=pairs,
             o_proj=_tile(config.hidden, sms),
             router=_tile(max(4, config.experts), sms // 8),
             expert_up=_tile(expert_width, ceil(sms / max(1, config.top_k))),

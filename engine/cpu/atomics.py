@@ -1,6 +1,6 @@
-"""LLVM atomics, clock and casts for numba: the only file with hand-written LLVM.
+"""LLVM atomics, clock, casts and calls for numba.
 
-numba treats array loads as ordinary memory and hoists them out of a spin loop, so waiting on a counter needs real atomic
+numba treats loads as ordinary memory and hoists them out of a spin loop, so waiting on a counter needs real atomic
 loads with acquire, and publishing real read-modify-writes with release.
 """
 
@@ -17,71 +17,65 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _CLOCK_MONOTONIC = time.CLOCK_MONOTONIC  # 1 on Linux, 6 on macOS; the clock of time.monotonic_ns()
 
 
-def _element(context, builder, array_type, array, index):
-    """Pointer to the element ``index`` of a 1-D C-contiguous array."""
-    a = context.make_array(array_type)(context, builder, array)
-    return builder.gep(a.data, [index])
-
-
 def _index(builder, args, sig, position):
     value = args[position]
     return value if value.type == _I64 else builder.sext(value, _I64)
 
 
 @intrinsic
-def load_acquire(typingctx, array, index):
-    """array[index] with acquire; array of u32 or u64, C-contiguous, 1-D."""
+def load_acquire(typingctx, pointer, index):
+    """pointer[index] with acquire; a pointer of :mod:`engine.cpu.words` to 32- or 64-bit numbers."""
 
     def codegen(context, builder, sig, args):
-        p = _element(context, builder, sig.args[0], args[0], _index(builder, args, sig, 1))
+        p = builder.gep(args[0], [_index(builder, args, sig, 1)])
         return builder.load_atomic(p, "acquire", sig.return_type.bitwidth // 8)
 
-    return array.dtype(array, index), codegen
+    return pointer.dtype(pointer, index), codegen
 
 
 @intrinsic
-def store_release(typingctx, array, index, value):
-    """array[index] = value with release."""
+def store_release(typingctx, pointer, index, value):
+    """pointer[index] = value with release."""
 
     def codegen(context, builder, sig, args):
-        p = _element(context, builder, sig.args[0], args[0], _index(builder, args, sig, 1))
+        p = builder.gep(args[0], [_index(builder, args, sig, 1)])
         builder.store_atomic(args[2], p, "release", sig.args[2].bitwidth // 8)
         return context.get_dummy_value()
 
-    return types.void(array, index, array.dtype), codegen
+    return types.void(pointer, index, pointer.dtype), codegen
 
 
 @intrinsic
-def add_release(typingctx, array, index, value):
-    """Atomic array[index] += value with acquire and release; returns the old value."""
+def add_release(typingctx, pointer, index, value):
+    """Atomic pointer[index] += value with acquire and release; returns the old value."""
 
     def codegen(context, builder, sig, args):
-        p = _element(context, builder, sig.args[0], args[0], _index(builder, args, sig, 1))
+        p = builder.gep(args[0], [_index(builder, args, sig, 1)])
         return builder.atomic_rmw("add", p, args[2], "acq_rel")
 
-    return array.dtype(array, index, array.dtype), codegen
+    return pointer.dtype(pointer, index, pointer.dtype), codegen
 
 
 @intrinsic
-def max_release(typingctx, array, index, value):
-    """Atomic array[index] = max(array[index], value), signed, with acquire and release; returns the old value."""
+def max_release(typingctx, pointer, index, value):
+    """Atomic pointer[index] = max(pointer[index], value), signed, with acquire and release; returns the old value."""
 
     def codegen(context, builder, sig, args):
-        p = _element(context, builder, sig.args[0], args[0], _index(builder, args, sig, 1))
+        p = builder.gep(args[0], [_index(builder, args, sig, 1)])
         return builder.atomic_rmw("max", p, args[2], "acq_rel")
 
-    return array.dtype(array, index, array.dtype), codegen
+    return pointer.dtype(pointer, index, pointer.dtype), codegen
 
 
 @intrinsic
-def exchange_acquire(typingctx, array, index, value):
-    """Atomically put ``value`` at array[index] with acquire; returns what was there."""
+def exchange_acquire(typingctx, pointer, index, value):
+    """Atomically put ``value`` at pointer[index] with acquire; returns what was there."""
 
     def codegen(context, builder, sig, args):
-        p = _element(context, builder, sig.args[0], args[0], _index(builder, args, sig, 1))
+        p = builder.gep(args[0], [_index(builder, args, sig, 1)])
         return builder.atomic_rmw("xchg", p, args[2], "acquire")
 
-    return array.dtype(array, index, array.dtype), codegen
+    return pointer.dtype(pointer, index, pointer.dtype), codegen
 
 
 @intrinsic
@@ -129,22 +123,6 @@ def bits_from_f32(typingctx, value):
         return builder.bitcast(args[0], _I32)
 
     return types.uint32(types.float32), codegen
-
-
-def _pointer(element, llvm):
-    def function(typingctx, address):
-        def codegen(context, builder, sig, args):
-            return builder.inttoptr(args[0], llvm.as_pointer())
-
-        return types.CPointer(element)(types.int64), codegen
-
-    return function
-
-
-pointer_u16 = intrinsic(_pointer(types.uint16, ir.IntType(16)))
-pointer_f32 = intrinsic(_pointer(types.float32, ir.FloatType()))
-pointer_i32 = intrinsic(_pointer(types.int32, _I32))
-pointer_i64 = intrinsic(_pointer(types.int64, _I64))
 
 
 @intrinsic

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc, njit
 
-from engine.cpu.binding import f32, i32, load_binding, load_scratch
+from engine.cpu.binding import load_binding, load_scratch
 from engine.cpu.math import dot, round_bf16
 from engine.cpu.ops import SIGNATURE, row_count
+from engine.cpu.words import f32, i32
 from engine.tiling import PAGE, SPLIT
 
 

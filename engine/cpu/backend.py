@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from engine.builder import OPS, StepGraph, StepShape, build_graph, layer_splits
 from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cpu import attention, math, ops, routing
-from engine.cpu.binding import Binding, Scratch, pack
+from engine.cpu.binding import Binding, Scratch
 from engine.cpu.params import load_params
-from engine.cpu.worker import NOTHING, SM_WORDS, Shared, StepCall, Table, play
+from engine.cpu.words import pack
+from engine.cpu.worker import NOTHING, SM_WORDS, StepCall, Table, play
 from engine.plan import StepPlan, StepResult
 from engine.tiling import PAGE, ROW_BUCKETS, SPLIT, Tiling
 from mkviz.errors import MkvizError
@@ -33,6 +35,16 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
+@dataclass
+class BoundTable:
+    """A task table in memory: number of its graph, its block and arrays, steps it has run."""
+
+    graph: int
+    block: np.ndarray
+    arrays: dict[str, np.ndarray]
+    steps: int = 0
+
+
 class CpuBackend:
     """Runs steps of one model on ``workers`` threads that play ``sms`` SMs.
 
@@ -48,8 +60,9 @@ class CpuBackend:
                  tiling: Tiling | None = None, seed: int = 0, jitter_ns: int = 0):  # fmt: skip
         if mode not in ("fp32", "bf16"):
             raise MkvizError(f"mode: {mode!r}", "fp32 or bf16")
-        if sms < 1:
-            raise MkvizError(f"sms: {sms}", "at least 1")
+        for name, value in (("sms", sms), ("workers", workers or 1), ("pages", pages)):
+            if value < 1:
+                raise MkvizError(f"{name}: {value}", "at least 1")
         self.config, self.sms, self.policy, self.mode, self.trace = config, sms, policy, mode, trace
         self.workers = min(sms, workers or os.cpu_count() or 1)
         self.tiling = tiling or Tiling.for_sms(config, sms)
@@ -57,10 +70,10 @@ class CpuBackend:
         self.rings = HostRings(sms, ring_capacity)
         self.graphs: dict[int, tuple[Graph, Schedule]] = {}
         self.serial = 0  # steps run; the number of the next step
-        self._tables: dict[StepShape, tuple[int, Table, Shared, list[int]]] = {}
+        self._tables: dict[StepShape, BoundTable] = {}
         self._params = load_params(config, weights, mode)
         self._arrays = self._params.arrays | self._allocate(pages)
-        self._binding = pack(Binding, self._sizes(pages), self._arrays)
+        self._binding = pack(Binding, **self._sizes(pages), **self._arrays)
         self._inv_freq, self._rope_scale = config.inv_freq(), np.float32(config.rope_scale)
         self._scratch = [self._make_scratch() for _ in range(self.workers)]
         self._jobs = [queue.SimpleQueue() for _ in range(self.workers - 1)]
@@ -120,8 +133,8 @@ class CpuBackend:
             "route_rows": i32(len(c.layers), s["experts"]),
         }  # fmt: skip
 
-    def _make_scratch(self) -> tuple[int, np.ndarray, dict[str, np.ndarray]]:
-        """(address, block, arrays) of one worker's scratch."""
+    def _make_scratch(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """(block, arrays) of one worker's scratch."""
         t, s, rows = self.tiling, self._params.sizes, MAX_ROWS
         tile = max(2 * t.qkv_pairs, t.o_proj, t.router, t.expert_up, t.shared_up, t.dense_up, t.lm_head)
         f32, i32 = np.float32, np.int32
@@ -132,8 +145,7 @@ class CpuBackend:
             "weight": np.zeros((rows, s["top_k"]), f32), "slot_expert": np.full(s["experts"], -1, i32),
             "probs": np.zeros(s["experts"], f32),
         }  # fmt: skip
-        block = pack(Scratch, {"tile": tile}, arrays)
-        return block.ctypes.data, block, arrays
+        return pack(Scratch, tile=tile, **arrays), arrays
 
     def zero_pages(self, pages: list[int]) -> None:
         """Clear pages that a sequence opens, so that nothing of their former owner can be read."""
@@ -141,8 +153,8 @@ class CpuBackend:
 
     # -- task tables ----------------------------------------------------------------------------------------------------
 
-    def table(self, shape: StepShape) -> tuple[int, Table, Shared, list[int]]:
-        """(graph id, Table, Shared, [steps run]) for a step shape; built, scheduled and checked at first use."""
+    def _table(self, shape: StepShape) -> BoundTable:
+        """The task table for a step shape; built, scheduled and checked at first use."""
         if shape not in self._tables:
             built = build_graph(self.config, shape, self.tiling, self.weight_bytes)
             self.bind(built, make_schedule(built.graph, self.sms, self.policy))
@@ -151,26 +163,34 @@ class CpuBackend:
     def bind(self, built: StepGraph, schedule: Schedule) -> None:
         """Use this graph and schedule for its step shape.  Raises MkvizError when the validator refuses them."""
         g = built.graph
+        if schedule.sms != self.sms:
+            raise MkvizError(f"schedule over {schedule.sms} SMs", f"{self.sms}, as many as the backend plays")
         check(g, schedule)
+
+        def i32(owner, *names):
+            return {name: np.ascontiguousarray(getattr(owner, name), np.int32) for name in names}
+
+        arrays = i32(g, "wait_ptr", "wait_counter", "raise_ptr", "raise_counter") | i32(schedule, "order_ptr", "order", "queue")
+        arrays |= {
+            "function": np.array([FUNCTIONS[op].address for op in OPS], np.int64)[g.op], "where": self._where(built),
+            "wait_need": np.ascontiguousarray(g.wait_need, np.uint32), "arrivals": g.arrivals,
+            "counters": np.zeros(len(g.counters), np.uint32), "raised": np.zeros(len(g.counters), np.int64),
+            "tickets": np.zeros(1, np.uint64), "finished": np.zeros(1, np.uint64), "lock": np.zeros(self.sms, np.uint32),
+            "sm": np.full((self.sms, SM_WORDS), NOTHING, np.int64), "records": self.rings.records, "live": self.rings.live,
+            "limit": self.rings.limit,
+        }  # fmt: skip
+        sizes = {"tasks": len(g), "sms": self.sms, "queued": len(schedule.queue), "capacity": self.rings.capacity}
+        self._tables[built.shape] = BoundTable(len(self.graphs), pack(Table, **sizes, **arrays), arrays)
+        self.graphs[len(self.graphs)] = (g, schedule)
+
+    def _where(self, built: StepGraph) -> np.ndarray:
+        """i64[tasks, 7]: what each op is told of its task.  In place of a slot, attention gets the layer's split slots."""
+        g = built.graph
         slot = g.slot.astype(np.int64)
         is_attention = g.op == OPS.index("attention")
-        slots = np.array([layer_splits(self.config, i, built.shape) for i in range(len(self.config.layers))])
-        slot[is_attention] = slots[g.layer[is_attention]]
-        where = np.column_stack([g.layer.astype(np.int64), slot, g.tile.astype(np.int64), built.args.astype(np.int64)])
-        function = np.array([FUNCTIONS[op].address for op in OPS], np.int64)[g.op]
-        table = Table(
-            function, np.ascontiguousarray(where), g.wait_ptr, g.wait_counter, g.wait_need, g.raise_ptr, g.raise_counter,
-            g.arrivals, schedule.order_ptr, schedule.order, schedule.queue, schedule.sms,
-        )  # fmt: skip
-        shared = Shared(
-            np.zeros(len(g.counters), np.uint32), np.zeros(len(g.counters), np.int64), np.zeros(1, np.uint64),
-            np.zeros(1, np.uint64), np.zeros(1, np.uint32),
-            np.zeros(self.sms, np.uint32), np.full((self.sms, SM_WORDS), NOTHING, np.int64), self.rings.records,
-            self.rings.live.view(np.uint64).reshape(-1), self.rings.limit,
-        )  # fmt: skip
-        graph_id = len(self.graphs)
-        self.graphs[graph_id] = (g, schedule)
-        self._tables[built.shape] = (graph_id, table, shared, [0])
+        splits = np.array([layer_splits(self.config, i, built.shape) for i in range(len(self.config.layers))])
+        slot[is_attention] = splits[g.layer[is_attention]]
+        return np.ascontiguousarray(np.column_stack([g.layer, slot, g.tile, built.args]), np.int64)
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
@@ -179,24 +199,21 @@ class CpuBackend:
         keys = int(plan.position.max()) + 1
         if keys > self.config.max_positions:
             raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
-        graph_id, table, shared, epoch = self.table(StepShape.covering(len(plan), keys))
+        table = self._table(StepShape.covering(len(plan), keys))
         self._fill(plan)
-        it = StepCall(self._binding.ctypes.data, epoch[0], self.serial, self.trace, self.seed, self.jitter_ns)
+        it = pack(StepCall, binding=self._binding, epoch=table.steps, step=self.serial, trace=self.trace, seed=self.seed,
+                  jitter=self.jitter_ns, workers=self.workers)  # fmt: skip
         begin = time.monotonic_ns()
         for jobs in self._jobs:
-            jobs.put((table, shared, it))
-        errors = [self._play((table, shared, it), 0)] + [self._done.get() for _ in self._jobs]
+            jobs.put((table, it))
+        self._play(table, it, 0)
+        for _ in self._jobs:
+            self._done.get()
         end = time.monotonic_ns()
         self.serial += 1
-        epoch[0] += 1
-        error = next((e for e in errors if e is not None), None)
-        if error is not None:
-            for state in (shared.counters, shared.tickets, shared.finished, shared.abort, shared.lock):
-                state[:] = 0
-            shared.sm[:], epoch[0] = NOTHING, 0
-            raise error
+        table.steps += 1
         a, rows = self._arrays, len(plan)
-        return StepResult(a["logits"][:rows], a["greedy"][:rows].copy(), self._routes(), graph_id, begin, end)
+        return StepResult(a["logits"][:rows], a["greedy"][:rows].copy(), self._routes(), table.graph, begin, end)
 
     def _fill(self, plan: StepPlan) -> None:
         a, rows = self._arrays, len(plan)
@@ -215,17 +232,14 @@ class CpuBackend:
             zip(layers.tolist(), slots.tolist(), expert[layers, slots].tolist(), rows[layers, slots].tolist(), strict=True)
         )
 
-    def _play(self, job: tuple[Table, Shared, StepCall], worker: int) -> BaseException | None:
-        try:
-            play(*job, self._scratch[worker][0], worker, self.workers)
-        except BaseException as error:  # handed to the caller of step
-            job[1].abort[0] = 1  # nobody may spin on what this worker will never raise
-            return error
-        return None
+    def _play(self, table: BoundTable, it: np.ndarray, worker: int) -> None:
+        scratch, _ = self._scratch[worker]
+        play.ctypes(table.block.ctypes.data, it.ctypes.data, scratch.ctypes.data, worker)  # without the GIL
 
     def _serve(self, jobs: queue.SimpleQueue, worker: int) -> None:
         while (job := jobs.get()) is not None:
-            self._done.put(self._play(job, worker))
+            self._play(*job, worker)
+            self._done.put(None)
 
     def close(self) -> None:
         for jobs in self._jobs:

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numba import carray, njit
-from numba.np.unsafe.ndarray import to_fixed_tuple
-
-from engine.cpu.atomics import pointer_f32, pointer_i32, pointer_i64
+from engine.cpu.words import words
 
 
 class Binding(NamedTuple):
@@ -108,36 +104,4 @@ class Scratch(NamedTuple):
     probs: int  # f32[experts]
 
 
-BINDING_WORDS, SCRATCH_WORDS = len(Binding._fields), len(Scratch._fields)
-
-
-@njit(nogil=True)
-def load_binding(address):
-    return Binding(*to_fixed_tuple(carray(pointer_i64(address), (BINDING_WORDS,)), BINDING_WORDS))
-
-
-@njit(nogil=True)
-def load_scratch(address):
-    return Scratch(*to_fixed_tuple(carray(pointer_i64(address), (SCRATCH_WORDS,)), SCRATCH_WORDS))
-
-
-@njit(nogil=True)
-def f32(address, shape):
-    """View of the f32 array of this shape at ``address``."""
-    return carray(pointer_f32(address), shape)
-
-
-@njit(nogil=True)
-def i32(address, shape):
-    return carray(pointer_i32(address), shape)
-
-
-@njit(nogil=True)
-def i64(address, shape):
-    return carray(pointer_i64(address), shape)
-
-
-def pack(kind: type, sizes: dict[str, int], arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """i64[words]: the block of a ``Binding`` or ``Scratch`` from sizes and arrays (which the caller keeps alive)."""
-    words = sizes | {name: a.ctypes.data for name, a in arrays.items()}
-    return np.array([words[field] for field in kind._fields], np.int64)
+load_binding, load_scratch = words(Binding), words(Scratch)

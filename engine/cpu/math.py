@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc, njit, types
 
-from engine.cpu.atomics import bits_from_f32, f32_from_bits, pointer_f32, pointer_i32, pointer_u16
+from engine.cpu.atomics import bits_from_f32, f32_from_bits
+from engine.cpu.words import pointer_f32, pointer_i32, pointer_u16
 
 SUM = {"reassoc", "contract", "nsz"}  # no nnan/ninf: a NaN must come out as a NaN
 F32, BF16 = 0, 1  # how a weight matrix is stored
@@ -31,43 +32,27 @@ def round_bf16(value):
 
 
 @njit(nogil=True, fastmath=SUM)
-def _dot4_bf16(w, at, k, x, xat):
+def _dots_bf16(w, at0, at1, at2, at3, k, x, xat):
     a = b = c = d = np.float32(0)
     for i in range(k):
         v = x[xat + i]
-        a += _wide(w[at + i]) * v
-        b += _wide(w[at + k + i]) * v
-        c += _wide(w[at + 2 * k + i]) * v
-        d += _wide(w[at + 3 * k + i]) * v
+        a += _wide(w[at0 + i]) * v
+        b += _wide(w[at1 + i]) * v
+        c += _wide(w[at2 + i]) * v
+        d += _wide(w[at3 + i]) * v
     return a, b, c, d
 
 
 @njit(nogil=True, fastmath=SUM)
-def _dot1_bf16(w, at, k, x, xat):
-    a = np.float32(0)
-    for i in range(k):
-        a += _wide(w[at + i]) * x[xat + i]
-    return a
-
-
-@njit(nogil=True, fastmath=SUM)
-def _dot4_f32(w, at, k, x, xat):
+def _dots_f32(w, at0, at1, at2, at3, k, x, xat):
     a = b = c = d = np.float32(0)
     for i in range(k):
         v = x[xat + i]
-        a += w[at + i] * v
-        b += w[at + k + i] * v
-        c += w[at + 2 * k + i] * v
-        d += w[at + 3 * k + i] * v
+        a += w[at0 + i] * v
+        b += w[at1 + i] * v
+        c += w[at2 + i] * v
+        d += w[at3 + i] * v
     return a, b, c, d
-
-
-@njit(nogil=True, fastmath=SUM)
-def _dot1_f32(w, at, k, x, xat):
-    a = np.float32(0)
-    for i in range(k):
-        a += w[at + i] * x[xat + i]
-    return a
 
 
 _MATMUL = types.int64(*[types.int64] * 11)
@@ -78,29 +63,29 @@ def matmul(weight, kind, k, first, count, x, rows, n_rows, out, out_stride, colu
     """out[i, column + j] = W[first + j] · x[rows[i]] for j < count, i < n_rows.  All arguments i64.
 
     W: row-major, k columns, at address ``weight``, stored as ``kind`` (F32, BF16); x: f32 with rows of k at address ``x``;
-    ``rows``: address of i32[n_rows]; ``out``: address of f32 with rows of ``out_stride``.  Groups of four weight rows share a
-    pass over x; which rows form a group follows from the matrix, not from the tile (tiles start at multiples of four).
+    ``rows``: address of i32[n_rows]; ``out``: address of f32 with rows of ``out_stride``.  Four weight rows share a pass over
+    x; the last pass of a tile repeats its last row where fewer are left, so that every row of every tile is summed by the
+    same code, in the same order.
     """
     xs, which, o = pointer_f32(x), pointer_i32(rows), pointer_f32(out)
-    whole = count - count % 4
-    if kind == BF16:
-        w = pointer_u16(weight)
-        for j in range(0, whole, 4):
-            for i in range(n_rows):
-                at = i * out_stride + column + j
-                o[at], o[at + 1], o[at + 2], o[at + 3] = _dot4_bf16(w, (first + j) * k, k, xs, which[i] * k)
-        for j in range(whole, count):
-            for i in range(n_rows):
-                o[i * out_stride + column + j] = _dot1_bf16(w, (first + j) * k, k, xs, which[i] * k)
-    else:
-        v = pointer_f32(weight)
-        for j in range(0, whole, 4):
-            for i in range(n_rows):
-                at = i * out_stride + column + j
-                o[at], o[at + 1], o[at + 2], o[at + 3] = _dot4_f32(v, (first + j) * k, k, xs, which[i] * k)
-        for j in range(whole, count):
-            for i in range(n_rows):
-                o[i * out_stride + column + j] = _dot1_f32(v, (first + j) * k, k, xs, which[i] * k)
+    wide, narrow = pointer_f32(weight), pointer_u16(weight)
+    last = first + count - 1
+    for j in range(0, count, 4):
+        at0, at1 = (first + j) * k, min(first + j + 1, last) * k
+        at2, at3 = min(first + j + 2, last) * k, min(first + j + 3, last) * k
+        for i in range(n_rows):
+            xat, at = which[i] * k, i * out_stride + column + j
+            if kind == BF16:
+                a, b, c, d = _dots_bf16(narrow, at0, at1, at2, at3, k, xs, xat)
+            else:
+                a, b, c, d = _dots_f32(wide, at0, at1, at2, at3, k, xs, xat)
+            o[at] = a
+            if j + 1 < count:
+                o[at + 1] = b
+            if j + 2 < count:
+                o[at + 2] = c
+            if j + 3 < count:
+                o[at + 3] = d
     return 0
 
 

@@ -12,9 +12,10 @@ import numpy as np
 from numba import cfunc, njit, types
 
 from engine.cpu.atomics import call
-from engine.cpu.binding import f32, i32, i64, load_binding, load_scratch
+from engine.cpu.binding import load_binding, load_scratch
 from engine.cpu.math import load_row, normalise, round_bf16, silu
 from engine.cpu.routing import has
+from engine.cpu.words import f32, i32, i64
 from engine.tiling import PAGE
 
 SIGNATURE = types.int64(*[types.int64] * 10)

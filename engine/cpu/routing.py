@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc, njit, types
 
-from engine.cpu.binding import f32, i32, i64, load_binding, load_scratch
+from engine.cpu.binding import load_binding, load_scratch
+from engine.cpu.words import f32, i32, i64
 
 ROUTERS = ("sigmoid", "softmax_chosen", "softmax_all")
 
