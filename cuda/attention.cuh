@@ -41,21 +41,24 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, Walker& 
     for (u32 j = 0; j < 4; ++j) score[i][j] = NEG_INF;
   u32 key_of[2] = {~0u, ~0u};  // first key of each 16-key block of this warp
 #pragma unroll
-  for (u32 n = 0; n < SPLIT / PAGE; ++n) {
-    if (n >= r.pages) break;
-    const uint4* page = (const uint4*)next_chunk.wait();
-    if ((n & 1) == (w >> 2)) {
-      float c[4] = {};
-      u32 first = (r.first_page + n) * PAGE + (w & 3) * 16;
-      for (u32 k = 0; k < d16; ++k)
-        ptx::mma(c, page[((w & 3) * d16 + k) * 32 + lane], q[k * 8], q[k * 8 + 4]);
-      u32 key = first + (lane >> 2);
-      bool in0 = key >= r.lo && key < r.hi, in1 = key + 8 >= r.lo && key + 8 < r.hi;
-      score[n >> 1][0] = in0 ? c[0] * p.attention_scale : NEG_INF, score[n >> 1][1] = in0 ? c[1] * p.attention_scale : NEG_INF;
-      score[n >> 1][2] = in1 ? c[2] * p.attention_scale : NEG_INF, score[n >> 1][3] = in1 ? c[3] * p.attention_scale : NEG_INF;
-      key_of[n >> 1] = n * 4 + (w & 3);
+  for (u32 i = 0; i < 2; ++i) {
+#pragma unroll 1
+    for (u32 n = 2 * i; n < min(2 * i + 2, r.pages); ++n) {
+      const uint4* page = (const uint4*)next_chunk.wait() + (w & 3) * d16 * 32 + lane;
+      if ((n & 1) == (w >> 2)) {
+        float c[4] = {};
+#pragma unroll 2
+        for (u32 k = 0; k < d16; ++k) ptx::mma(c, page[k * 32], q[k * 8], q[k * 8 + 4]);
+        u32 key = (r.first_page + n) * PAGE + (w & 3) * 16 + (lane >> 2);
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) {
+          u32 at = key + (j >> 1) * 8;
+          score[i][j] = at >= r.lo && at < r.hi ? c[j] * p.attention_scale : NEG_INF;
+        }
+        key_of[i] = n * 4 + (w & 3);
+      }
+      next_chunk.release();
     }
-    next_chunk.release();
   }
   // maximum of each head over the split: over this warp's keys, then over the warps
   float top0 = NEG_INF, top1 = NEG_INF;
@@ -87,6 +90,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, Walker& 
   if (w == 0 && lane < 4) tile.top[h] = top0, tile.top[h + 1] = top1;
   if (!walk.meet(b.s.math_team)) return false;
   float c[4] = {};
+#pragma unroll 1
   for (u32 n = 0; n < r.pages; ++n) {
     const uint4* page = (const uint4*)next_chunk.wait();
     if (w < d16)

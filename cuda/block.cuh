@@ -10,7 +10,7 @@
 #endif
 
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
-static constexpr u32 MATH_WARPS = 8, FEEDERS = 4, STORERS = 4;
+static constexpr u32 MATH_WARPS = 8, FEEDERS = 3, STORERS = 4;  // 16 warps: 128 registers a thread
 static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER0 + FEEDERS;
 static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
 static constexpr u32 SLOTS = 8;       // tasks between feeder and math
@@ -33,7 +33,7 @@ struct Tile {
   u32 work;  // number of the task among the SM's tasks with work: where its stamps are
 };
 
-struct Stamp { u32 ns, claim, ready, begin, end, notes; };  // notes: last wait 12 bits, fill 4, flags 8
+struct Stamp { u32 ns, claim, ready, begin, end, notes, first_chunk, last_chunk; };  // notes: last wait 12 bits, fill 4, flags 8
 
 struct Routing {
   u32 count;                           // active experts
@@ -69,39 +69,37 @@ struct Block {
 
 // -- waiting: every wait has a budget of polls, and sees the abort word
 
+// Give the launch up, once: who waits for what.  Everybody else sees the word and leaves.  Not inlined: it is for the one time.
+__device__ __noinline__ void give_up(Abort* a, u32 sm, u32 role, u32 task, u32 counter, u32 value, u32 target, u32 step) {
+  if (atomicCAS(&a->word, 0u, 1u) == 0) {
+    a->sm = sm, a->role = role, a->task = task, a->counter = counter, a->value = value, a->target = target, a->step = step;
+    __threadfence_system();
+  }
+}
+
 struct Waiter {
   const Params& p;
-  Shared& s;
   u32 sm, role;
 
-  // Give the launch up, once: who waits for what.  Everybody else sees the word and leaves.
-  __device__ void give_up(u32 task, u32 counter, u32 value, u32 target, u32 step) const {
-    Abort* a = (Abort*)p.abort;
-    if (atomicCAS(&a->word, 0u, 1u) == 0) {
-      a->sm = sm, a->role = role, a->task = task, a->counter = counter, a->value = value, a->target = target, a->step = step;
-      __threadfence_system();
-    }
-  }
-
-  __device__ bool aborted() const { return *(volatile u32*)&((Abort*)p.abort)->word != 0; }
+  __device__ __forceinline__ bool aborted() const { return *(volatile u32*)&((Abort*)p.abort)->word != 0; }
 
   // Until the counter has reached the target (signed difference, so a wrap does not matter).  False: the launch is given up.
-  __device__ bool counter(u32 c, u32 target, u32 task, u32 step) const {
+  __device__ __forceinline__ bool counter(u32 c, u32 target, u32 task, u32 step) const {
     const u32* at = (const u32*)p.counters + c * 32;
     u32 polls = 0, v;
     while ((int)((v = ptx::load_acquire(at)) - target) < 0) {
       if ((++polls & 255) == 0 && aborted()) return false;
-      if (polls > p.poll_budget) { give_up(task, c, v, target, step); return false; }
+      if (polls > p.poll_budget) { give_up((Abort*)p.abort, sm, role, task, c, v, target, step); return false; }
     }
     return true;
   }
 
   // Until the phase of a barrier is over.  Other roles of the block feed it, so it waits longer than any counter may.
-  __device__ bool barrier(u64& bar, u32 parity, u32 task, u32 step) const {
+  __device__ __forceinline__ bool barrier(u64& bar, u32 parity, u32 task, u32 step) const {
     u32 at = ptx::shared_address(&bar), polls = 0;
     while (!ptx::phase_over(at, parity)) {
       if ((++polls & 63) == 0 && aborted()) return false;
-      if (polls > 4 * (u64)p.poll_budget) { give_up(task, NO_COUNTER, 0, 0, step); return false; }
+      if (polls > 4 * (u64)p.poll_budget) { give_up((Abort*)p.abort, sm, role, task, NO_COUNTER, 0, 0, step); return false; }
     }
     return true;
   }
@@ -132,12 +130,12 @@ struct Walker {
   u32 routed_layer = ~0u;
   u32 meetings = 0;      // times that the role's warps have met
 
-  __device__ Walker(Block& block, Role role) : b(block), wait{block.p, block.s, block.sm, role} {}
+  __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, block.sm, role} {}
 
-  __device__ u32 target(u32 arrivals, u32 need) const { return (b.p.epoch + step) * arrivals + need; }
+  __device__ __forceinline__ u32 target(u32 arrivals, u32 need) const { return (b.p.epoch + step) * arrivals + need; }
 
   // Before a step: the tokens of the one before must be there, and the host must not have asked to stop.
-  __device__ bool next_step() {
+  __device__ __forceinline__ bool next_step() {
     routed_layer = ~0u;
     if (step == 0) return true;
     if (!wait.counter(b.p.picked_counter, (b.p.epoch + step) * b.p.picked_arrivals, mkviz::NO_TASK, step)) return false;
@@ -145,17 +143,17 @@ struct Walker {
   }
 
   // All warps of the role are here, and see what the others wrote before.
-  __device__ bool meet(u64& team) {
+  __device__ __forceinline__ bool meet(u64& team) {
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&team));
     return wait.barrier(team, meetings++ & 1, mkviz::NO_TASK, step);
   }
 
-  __device__ u32 position(u32 row) const { return __ldcg((const u32*)b.p.position + row) + step; }
+  __device__ __forceinline__ u32 position(u32 row) const { return __ldcg((const u32*)b.p.position + row) + step; }
 
   // Whether the task is the first of its routed layer.  Each warp that reads the routing hands the one before back, and must
   // then await the new one: so nobody is ever more than one routed layer away from the loader, and parities are unambiguous.
-  __device__ bool enter_routed(const Task& t) {
+  __device__ __forceinline__ bool enter_routed(const Task& t) {
     if (!is_routed(t.op) || t.layer == routed_layer) return false;
     routed_layer = t.layer;
     ++ordinal;
@@ -166,17 +164,17 @@ struct Walker {
     return true;
   }
 
-  __device__ bool await_routing(const Task& t) { return wait.barrier(b.s.routed[ordinal & 1], (ordinal >> 1) & 1, t.id, step); }
+  __device__ __forceinline__ bool await_routing(const Task& t) { return wait.barrier(b.s.routed[ordinal & 1], (ordinal >> 1) & 1, t.id, step); }
 
-  __device__ const Routing& routing() const { return b.s.routing[ordinal & 1]; }
+  __device__ __forceinline__ const Routing& routing() const { return b.s.routing[ordinal & 1]; }
 
-  __device__ bool has_work(const Task& t) const {
+  __device__ __forceinline__ bool has_work(const Task& t) const {
     if (t.op == ATTENTION) return t.a < b.p.rows && keys(t).pages;
     if (t.op == EXPERT_UP) return t.slot < routing().count;
     return true;
   }
 
-  __device__ KeyRange keys(const Task& t) const {
+  __device__ __forceinline__ KeyRange keys(const Task& t) const {
     return key_range(position(t.a), ((const Layer*)b.p.layers)[t.layer].window, t.d);
   }
 };

@@ -8,6 +8,7 @@ template <typename Next>
 __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k16, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4;
   const u32* x = b.x + (lane >> 2) * b.p.x_stride + (lane & 3);
+#pragma unroll 1
   for (u32 base = 0; base < k16; base += CHUNK_K16) {
     u32 n = min(CHUNK_K16, k16 - base);
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
@@ -29,6 +30,7 @@ __device__ __forceinline__ void multiply_streamed(Block& b, float (&c)[4], const
       if (base + f0 + i < k16 && f0 + i < CHUNK_K16) to[i] = __ldcg(v + (u64)(base + f0 + i) * 32 + lane);
   };
   fetch(now, 0);
+#pragma unroll 1
   for (u32 base = 0; base < k16; base += CHUNK_K16) {
     u32 n = min(CHUNK_K16, k16 - base);
     fetch(soon, base + CHUNK_K16);

@@ -7,27 +7,27 @@ struct Feeder {
   Walker walk;
   u32 thread, done = 0;           // tasks with work that math has finished
   u32 x_tag = ~0u, x_last = 0;    // what the resident activations are (layer, norm), and the last task that reads them
-  u32 q_next = 0, q_last[2] = {0, 0};
+  u32 q_next = 0, q_last = 0, q_before = 0;  // attention tasks so far; the last two tasks that read a q buffer
   u32 x_step = ~0u;
 
-  __device__ explicit Feeder(Block& block)
+  __device__ __forceinline__ explicit Feeder(Block& block)
       : b(block), walk(block, ROLE_FEEDER), thread((block.warp - FEEDER0) * 32 + block.lane) {}
 
-  __device__ bool team() { return walk.meet(b.s.feeder_team); }
+  __device__ __forceinline__ bool team() { return walk.meet(b.s.feeder_team); }
 
   // Until math has finished the first `tasks` tasks with work.
-  __device__ bool finished(u32 tasks, const Task& t) {
+  __device__ __forceinline__ bool finished(u32 tasks, const Task& t) {
     for (; (int)(done - tasks) < 0; ++done)
       if (!walk.wait.barrier(b.s.done[done % SLOTS], (done / SLOTS) & 1, t.id, walk.step)) return false;
     return true;
   }
 
-  __device__ static bool reads_x(u32 op) {
+  __device__ __forceinline__ static bool reads_x(u32 op) {
     return op == QKV || op == ROUTER || op == EXPERT_UP || op == SHARED_UP || op == DENSE_UP || op == LM_HEAD;
   }
 
   // Norm of every row of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.
-  __device__ void norm(u32 layer, bool second) {
+  __device__ __forceinline__ void norm(u32 layer, bool second) {
     const Params& p = b.p;
     const float* weight = layer == p.layer_count ? (const float*)p.final_norm
                           : (const float*)(second ? ((const Layer*)p.layers)[layer].norm2 : ((const Layer*)p.layers)[layer].norm);
@@ -58,7 +58,7 @@ struct Feeder {
   }
 
   // Thread 0 polls, the others wait for it at the team's barrier.
-  __device__ bool counters(const Task& t, u32& last_wait) {
+  __device__ __forceinline__ bool counters(const Task& t, u32& last_wait) {
     last_wait = mkviz::NO_WAIT;
     for (u32 i = 0; i < t.waits; ++i) {
       u32 target = walk.target(t.wait_arrivals[i], t.need[i]);
@@ -72,7 +72,7 @@ struct Feeder {
     return true;
   }
 
-  __device__ bool task(const Task& t) {
+  __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if (!walk.has_work(t)) return true;
@@ -99,9 +99,9 @@ struct Feeder {
       x_last = walk.work + 1;
     } else if (t.op == ATTENTION) {
       u32 buffer = q_next & 1;
-      if (!finished(q_last[buffer], t)) return false;
+      if (!finished(q_before, t)) return false;
       attention_feed(b, t, buffer, thread);
-      q_last[buffer] = walk.work + 1, ++q_next;
+      q_before = q_last, q_last = walk.work + 1, ++q_next;
       if (!team()) return false;
     }
     if (thread == 0) ptx::arrive(ptx::shared_address(&b.s.ready[walk.work % SLOTS]));
@@ -109,7 +109,7 @@ struct Feeder {
     return true;
   }
 
-  __device__ void run() {
+  __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count; ++i)

@@ -8,9 +8,9 @@ struct Loader {
   Walker walk;
   u32 issued = 0;  // chunks so far
 
-  __device__ explicit Loader(Block& block) : b(block), walk(block, ROLE_LOADER) {}
+  __device__ __forceinline__ explicit Loader(Block& block) : b(block), walk(block, ROLE_LOADER) {}
 
-  __device__ bool chunk(const void* from, u32 bytes, const Task& t) {
+  __device__ __forceinline__ bool chunk(const void* from, u32 bytes, const Task& t) {
     u32 stage = issued % b.p.stages, parity = (issued / b.p.stages) & 1;
     if (!walk.wait.barrier(b.s.empty[stage], parity ^ 1, t.id, walk.step)) return false;
     ptx::load_chunk(ptx::shared_address(b.ring + stage * CHUNK), from, bytes, ptx::shared_address(&b.s.full[stage]), b.lane);
@@ -18,13 +18,13 @@ struct Loader {
     return true;
   }
 
-  __device__ bool row_block(const char* from, u32 k16, const Task& t) {
+  __device__ __forceinline__ bool row_block(const char* from, u32 k16, const Task& t) {
     for (u32 k = 0; k < k16; k += CHUNK_K16)
       if (!chunk(from + k * FRAGMENT, min(CHUNK_K16, k16 - k) * FRAGMENT, t)) return false;
     return true;
   }
 
-  __device__ bool weights(const Task& t) {
+  __device__ __forceinline__ bool weights(const Task& t) {
     for (u32 block = 0; block < t.blocks; ++block) {
       u64 at = (u64)block * t.k16 * FRAGMENT;
       if (t.op == EXPERT_UP) {
@@ -42,7 +42,7 @@ struct Loader {
   }
 
   // Pages of a split: keys first, then values.  A page that this step writes is read only after the counter that says so.
-  __device__ bool pages(const Task& t) {
+  __device__ __forceinline__ bool pages(const Task& t) {
     KeyRange r = walk.keys(t);
     const Layer& layer = ((const Layer*)b.p.layers)[t.layer];
     if (r.hi > __ldcg((const u32*)b.p.first + t.a) + walk.step) {
@@ -57,7 +57,7 @@ struct Loader {
   }
 
   // Top-k of every row from the router's logits, by this SM for itself: the largest logits, the lowest expert among equals.
-  __device__ void route(u32 layer) {
+  __device__ __forceinline__ void route(u32 layer) {
     Routing& r = b.s.routing[walk.ordinal & 1];
     const Params& p = b.p;
     u32 lane = b.lane, used[MAX_EXPERTS / 32] = {};
@@ -119,7 +119,7 @@ struct Loader {
       for (u32 i = lane; i < 64; i += 32) ((u32*)p.routes)[layer * 64 + i] = i < count ? r.expert[i] + 1 : 0;
   }
 
-  __device__ bool routing(const Task& t) {
+  __device__ __forceinline__ bool routing(const Task& t) {
     const Layer& layer = ((const Layer*)b.p.layers)[t.layer];
     if (!walk.wait.barrier(b.s.routing_free[walk.ordinal & 1], ((walk.ordinal >> 1) & 1) ^ 1, t.id, walk.step)) return false;
     if (!walk.wait.counter(layer.router_counter, walk.target(layer.router_arrivals, layer.router_arrivals), t.id, walk.step)) return false;
@@ -129,7 +129,7 @@ struct Loader {
     return true;
   }
 
-  __device__ bool task(const Task& t) {
+  __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t) && !routing(t)) return false;
     if (!walk.has_work(t)) return true;
@@ -146,7 +146,7 @@ struct Loader {
     return t.op == ATTENTION ? pages(t) : weights(t);
   }
 
-  __device__ void run() {
+  __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) break;
       for (u32 i = 0; i < b.count; ++i)
@@ -155,7 +155,7 @@ struct Loader {
   }
 
   // A launch that is given up may not end while copies are still on their way into its shared memory.
-  __device__ void drain() {
+  __device__ __forceinline__ void drain() {
     for (u32 c = issued > b.p.stages ? issued - b.p.stages : 0; c < issued; ++c)
       while (!ptx::phase_over(ptx::shared_address(&b.s.full[c % b.p.stages]), (c / b.p.stages) & 1)) {}
   }

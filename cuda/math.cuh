@@ -11,13 +11,13 @@ struct Math {
   bool failed = false;
   bool first = false;  // the next chunk is the first of its task
 
-  __device__ explicit Math(Block& block) : b(block), walk(block, ROLE_MATH) {}
+  __device__ __forceinline__ explicit Math(Block& block) : b(block), walk(block, ROLE_MATH) {}
 
   // The ring as an op sees it: wait for the next chunk, read it, release it.
   struct Next {
     Math& m;
     const Task& t;
-    __device__ const char* wait() {
+    __device__ __forceinline__ const char* wait() {
       Block& b = m.b;
       u32 stage = m.taken % b.p.stages, parity = (m.taken / b.p.stages) & 1;
 #if MK_TRACE
@@ -25,12 +25,17 @@ struct Math {
 #endif
       if (!m.failed && !m.walk.wait.barrier(b.s.full[stage], parity, t.id, m.walk.step)) m.failed = true;
 #if MK_TRACE
-      if (m.first && b.warp == 0 && b.lane == 0) stamp_of(b, m.walk.work).begin = ptx::cycles();
+      if (b.warp == 0 && b.lane == 0 && (m.first || MK_TRACE > 1)) {
+        u32 now = ptx::cycles();
+        Stamp& s = stamp_of(b, m.walk.work);
+        if (m.first) s.begin = s.first_chunk = now;
+        s.last_chunk = now;
+      }
       m.first = false;
 #endif
       return b.ring + stage * CHUNK;
     }
-    __device__ void release() {
+    __device__ __forceinline__ void release() {
       __syncwarp();
       if (m.b.lane == 0 && !m.failed) ptx::arrive(ptx::shared_address(&m.b.s.empty[m.taken % m.b.p.stages]));
       ++m.taken;
@@ -39,7 +44,7 @@ struct Math {
 
 #if MK_TRACE
   // At a task's first chunk: has it landed, and how much of the ring has?  One stage a lane.
-  __device__ void look(u32 task) {
+  __device__ __forceinline__ void look(u32 task) {
     if (b.warp) return;
     u32 c = taken + b.lane, n = b.p.stages;
     bool landed = b.lane < n && ptx::phase_over_now(ptx::shared_address(&b.s.full[c % n]), (c / n) & 1);
@@ -52,7 +57,7 @@ struct Math {
   }
 #endif
 
-  __device__ bool block(const Task& t, u32 index) {
+  __device__ __forceinline__ bool block(const Task& t, u32 index) {
     u32 storer = t.order & (STORERS - 1), n = tiles >> (8 * storer) & 255, buffer = n & 1;
     if (!walk.wait.barrier(b.s.tile_empty[storer][buffer], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return false;
     Tile& tile = b.s.tile[storer][buffer];
@@ -61,15 +66,13 @@ struct Math {
       if (!attention_math(b, t, walk, q_next & 1, tile, next)) return false;
     } else {
       float c[4] = {};
-      if (t.op == O_PROJ) {
-        multiply_streamed(b, c, (const uint2*)b.p.attention, t.k16, next);
-      } else if (t.op == DENSE_DOWN) {
-        multiply_streamed(b, c, (const uint2*)b.p.dense_hidden, t.k16, next);
-      } else if (t.op == EXPERT_DOWN) {
-        u32 active = walk.routing().count;
-        for (u32 slot = 0; slot < active; ++slot)
-          multiply_streamed(b, c, (const uint2*)b.p.expert_hidden + (u64)slot * t.k16 * 32, t.k16, next);
-        if (t.tail) multiply_streamed(b, c, (const uint2*)b.p.shared_hidden, t.tail, next);
+      if (t.op == O_PROJ || t.op == DENSE_DOWN || t.op == EXPERT_DOWN) {
+        // one vector, or those of the active experts in turn and then that of the shared ones: a single accumulation
+        u32 parts = t.op == EXPERT_DOWN ? walk.routing().count : 1;
+        u64 v = t.op == O_PROJ ? b.p.attention : t.op == DENSE_DOWN ? b.p.dense_hidden : b.p.expert_hidden;
+#pragma unroll 1
+        for (u32 part = 0; part < parts + (t.tail != 0); ++part, v += t.k16 * 256)
+          multiply_streamed(b, c, (const uint2*)(part < parts ? v : b.p.shared_hidden), part < parts ? t.k16 : t.tail, next);
       } else {
         multiply_resident(b, c, t.k16, next);
       }
@@ -86,7 +89,7 @@ struct Math {
     return true;
   }
 
-  __device__ bool task(const Task& t) {
+  __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if (!walk.has_work(t)) return true;
@@ -102,7 +105,7 @@ struct Math {
     return true;
   }
 
-  __device__ void run() {
+  __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count; ++i)

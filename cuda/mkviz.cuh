@@ -24,11 +24,11 @@ struct Ring {
   u32 mask, shift;
   u64 head;
 
-  __device__ Ring(Record* all_records, Live* all_live, const u64* limits, u32 capacity, u32 ring)
+  __device__ __forceinline__ Ring(Record* all_records, Live* all_live, const u64* limits, u32 capacity, u32 ring)
       : records(all_records + (u64)ring * capacity), live(all_live + ring), limit(limits + ring), mask(capacity - 1),
         shift(31 - __clz(capacity)), head(all_live[ring].head) {}
 
-  __device__ void anchor(u64 step_number) {
+  __device__ __forceinline__ void anchor(u64 step_number) {
     u64 ns = ptx::global_ns(), now;
     do now = ptx::global_ns(); while (now == ns);  // a tick's edge: the pair is then good to a few cycles, not to a tick
     live->anchor_cycles = ptx::cycles64();
@@ -36,9 +36,9 @@ struct Ring {
     live->anchor_step = step_number;
   }
 
-  __device__ void step(u64 number) { ptx::store_release(&live->step, number); }
+  __device__ __forceinline__ void step(u64 number) { ptx::store_release(&live->step, number); }
 
-  __device__ void write(u32 task, u32 step_number, u32 claim, u32 ready, u32 begin, u32 end, u32 publish, u32 last_wait, u32 fill,
+  __device__ __forceinline__ void write(u32 task, u32 step_number, u32 claim, u32 ready, u32 begin, u32 end, u32 publish, u32 last_wait, u32 fill,
                         u32 flags) {
     if (head < *(const volatile u64*)limit) {
       u32 lap = (u32)(head >> shift) + 1;

@@ -11,18 +11,18 @@ struct Storer {
   mkviz::Ring ring;
 #endif
 
-  __device__ explicit Storer(Block& block)
+  __device__ __forceinline__ explicit Storer(Block& block)
       : b(block), walk(block, ROLE_STORER), index(block.warp - STORER0)
 #if MK_TRACE
         , ring((Record*)block.p.records, (Live*)block.p.live, (const u64*)block.p.limit, block.p.ring_capacity, block.sm * STORERS + index)
 #endif
   {}
 
-  __device__ u64 step_number() const { return ((u64)b.p.step_high << 32 | b.p.step_low) + walk.step; }
+  __device__ __forceinline__ u64 step_number() const { return ((u64)b.p.step_high << 32 | b.p.step_low) + walk.step; }
 
   // -- tasks without products
 
-  __device__ void embed(const Task& t) {
+  __device__ __forceinline__ void embed(const Task& t) {
     const Params& p = b.p;
     for (u32 row = t.a; row < min(t.b, p.rows); ++row) {
       u32 token = __ldcg((const u32*)p.token + row);
@@ -34,7 +34,7 @@ struct Storer {
     }
   }
 
-  __device__ void pick(const Task& t) {
+  __device__ __forceinline__ void pick(const Task& t) {
     const Params& p = b.p;
     for (u32 row = t.a; row < min(t.b, p.rows); ++row) {
       float best = NEG_INF;
@@ -57,7 +57,7 @@ struct Storer {
     if (t.tile == 0 && b.lane == 0 && walk.step + 1 < p.steps) ((u32*)p.go)[walk.step + 1] = *(volatile u32*)p.stop == 0;
   }
 
-  __device__ bool vector_task(const Task& t, u32& last_wait) {
+  __device__ __forceinline__ bool vector_task(const Task& t, u32& last_wait) {
     last_wait = mkviz::NO_WAIT;
     for (u32 i = 0; i < t.waits; ++i) {
       u32 target = walk.target(t.wait_arrivals[i], t.need[i]);
@@ -69,7 +69,7 @@ struct Storer {
     return true;
   }
 
-  __device__ bool vector_run(const Task& t) {
+  __device__ __forceinline__ bool vector_run(const Task& t) {
     if (t.a >= b.p.rows) return false;
     if (t.op == EMBED) embed(t);
     else if (t.op == PICK) pick(t);
@@ -80,7 +80,7 @@ struct Storer {
 
   // -- finished tiles
 
-  __device__ bool tile_task(const Task& t, u32& work) {
+  __device__ __forceinline__ bool tile_task(const Task& t, u32& work) {
     Best best = {{0, 0}, {~0u, ~0u}};
     for (u32 block = 0; block < t.blocks; ++block, ++tiles) {
       u32 buffer = tiles & 1;
@@ -100,7 +100,7 @@ struct Storer {
     return true;
   }
 
-  __device__ void finish(const Task& t, u32 block, const TileValues& y, Best& best) {
+  __device__ __forceinline__ void finish(const Task& t, u32 block, const TileValues& y, Best& best) {
     u32 rows = b.p.rows;
     if (t.op == QKV) {
       qkv_store(b, t, block, y, rows, walk);
@@ -117,7 +117,7 @@ struct Storer {
     }
   }
 
-  __device__ bool task(const Task& t) {
+  __device__ __forceinline__ bool task(const Task& t) {
     if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if ((t.order & (STORERS - 1)) != index) return true;
 #if MK_TRACE
@@ -157,12 +157,17 @@ struct Storer {
       ring.write(t.id, (u32)step_number() & 1023, s.ns, s.ready - s.claim, s.begin - s.claim, s.end - s.claim, publish - s.claim,
                  s.notes & 0xfff, s.notes >> 12 & 15, (s.notes >> 16) | kind | (t.raises ? 0u : (u32)mkviz::COVERED));
 #endif
+#if MK_TRACE > 1  // ready: its first chunk was seen landed; publish: its last chunk; begin, end: first and last math
+      if (worked && !is_vector(t.op))
+        ring.write(t.id, (u32)step_number() & 1023, s.ns, s.first_chunk - s.claim, s.begin - s.claim, s.end - s.claim,
+                   s.last_chunk - s.claim, mkviz::NO_WAIT, s.notes >> 12 & 15, mkviz::PHASES);
+#endif
     }
     __syncwarp();
     return true;
   }
 
-  __device__ void run() {
+  __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
 #if MK_TRACE

@@ -8,7 +8,7 @@ from mkviz.record import LIVE, RECORD
 
 CHUNK, CHUNK_K16, FRAGMENT = 16384, 32, 512  # bytes, k16 fragments, bytes
 ROWS = 8  # rows of a step
-MATH_WARPS, FEEDERS, STORERS = 8, 4, 4
+MATH_WARPS, FEEDERS, STORERS = 8, 3, 4
 WARPS = MATH_WARPS + 1 + FEEDERS + STORERS
 ROLES = ("loader", "feeder", "math", *(f"storer {i}" for i in range(STORERS)))
 ROUTE_SLOTS = 64  # slots of a layer that the routes table has room for

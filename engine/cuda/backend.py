@@ -12,7 +12,7 @@ from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cpu.routing import ROUTERS
 from engine.cuda import abi
-from engine.cuda.build import MAX_THREADS, megakernel
+from engine.cuda.build import THREADS, megakernel
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
 from engine.cuda.program import Program, make_program
@@ -239,7 +239,7 @@ class CudaBackend:
         self._stream.synchronize()  # the kernel must find everything there, and nothing may be allocated once it runs
         params = self._params(program, arrays, epoch[0], steps, rows)
         self._begin = time.monotonic_ns()
-        self._launch((self.sms,), (MAX_THREADS,), (params,), shared_mem=self.shared_bytes, stream=self._stream)
+        self._launch((self.sms,), (THREADS,), (params,), shared_mem=self.shared_bytes, stream=self._stream)
         self._running = (plan, steps, rows, graph_id, program, arrays, epoch)
 
     def finish(self) -> StepResult:

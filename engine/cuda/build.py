@@ -15,7 +15,7 @@ from mkviz.errors import MkvizError
 from mkviz.locate import device_dirs, device_file
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
-MAX_THREADS = 544
+THREADS = 512  # of a block: 16 warps (cuda/block.cuh)
 
 
 def cache_dir() -> Path:
