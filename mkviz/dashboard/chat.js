@@ -29,6 +29,26 @@ export function render({model, el}) {
     down()
     return div
   }
+  // the conversation outlives a reload, and so a restart of the server
+  const kept = "mkviz-chat"
+  const remember = () => {
+    const turns = [...log.querySelectorAll(".turn")].map((div) => ({
+      role: div.classList.contains("user") ? "user" : "assistant",
+      pieces: [...div.childNodes].map((node) => [node.textContent, Number(node.dataset?.step ?? -1)]),
+    }))
+    sessionStorage.setItem(kept, JSON.stringify({turns: turns.slice(-20), prompt: prompt.value}))
+  }
+  addEventListener("pagehide", remember)
+  function recall() {
+    const {turns = [], prompt: draft = ""} = JSON.parse(sessionStorage.getItem(kept) ?? "{}")
+    prompt.value = draft
+    for (const {role, pieces} of turns) {
+      answer = turn(role)
+      if (role === "user") answer.textContent = pieces.map(([text]) => text).join("")
+      else append(pieces)
+    }
+    answer = null
+  }
   function append(pieces) {
     answer ??= turn("assistant")
     for (const [text, step] of pieces) {
@@ -90,5 +110,6 @@ export function render({model, el}) {
     const step = event.composedPath()[0]?.dataset?.step
     if (step !== undefined && getSelection().isCollapsed) model.send_msg({type: "goto", step: Number(step)})
   })
+  recall()
   update()
 }

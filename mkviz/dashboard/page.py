@@ -15,18 +15,6 @@ from mkviz.dashboard.theme import DARK, LIGHT, Theme, asset
 from mkviz.dashboard.url import Url
 from mkviz.dashboard.warm import warm_up
 
-LOST = """
-let banner = document.querySelector(".mkviz-banner")
-if (!banner) {
-  banner = document.createElement("div")
-  banner.className = "mkviz-banner"
-  banner.setAttribute("role", "alert")
-  document.body.append(banner)
-}
-banner.textContent = "Disconnected: the server does not answer. This page resumes when it is back."
-"""
-
-
 # naming them keeps the shell from repainting the figures, whose colours mean something
 OWN_COLOURS = BokehTheme(json={"attrs": {"Axis": {}, "Figure": {}, "Grid": {}, "Title": {}, "Plot": {}}})
 
@@ -43,7 +31,7 @@ FLAT_HEADER = {
 def page(shared: Hub = hub) -> pmui.Page:
     """A page of its own session over the sources and generators that ``shared`` holds."""
     warm_up()
-    pn.extension(reconnect=True, notifications=False)
+    pn.extension(notifications=False)
     panels = Panels()
     session = Session(shared, panels)
     panels.connect(session)
@@ -63,10 +51,11 @@ def page(shared: Hub = hub) -> pmui.Page:
 
     shell.param.watch(themed, "dark_theme")
     pn.state.onload(lambda: _start(session))
+    pn.state.on_session_destroyed(lambda _: session.close())
     document = pn.state.curdoc
     if document is not None:
         document.theme = OWN_COLOURS
-        document.js_on_event("connection_lost", CustomJS(code=LOST))
+        document.js_on_event("connection_lost", CustomJS(code=asset("lost.js")))
     return shell
 
 

@@ -175,7 +175,7 @@ class Panels:
             f'<div class="{"bad" if name == "lost" and value != "0" else ""}"><span>{name}</span><b>{escape(value)}</b></div>'
             for name, value in items
         )
-        self.stats.object = f'<div class="row">{html}</div>'
+        self.stats.object = f'<div class="mkviz-stats">{html}</div>'
 
     def show_legend(self, session: Session) -> None:
         self.legend.update(session.scene)

@@ -375,6 +375,11 @@ class Session:
         self._joined = False
         self.panels.chat.running = True
 
+    def close(self) -> None:
+        """The page is gone: nobody reads on."""
+        if self.generation:
+            self.generation.stop()
+
     def _take_pieces(self) -> None:
         generation = self.generation
         if generation is None:

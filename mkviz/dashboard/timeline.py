@@ -110,7 +110,7 @@ class Timeline:
 
     @staticmethod
     def _no_image() -> dict:
-        return {"image": [np.full((1, 1), 255, np.uint8)], "x": [0], "dw": [1], "dh": [1]}
+        return {"image": [], "x": [], "dw": [], "dh": []}
 
     @staticmethod
     def _no_rects() -> dict:
@@ -276,7 +276,7 @@ class Timeline:
         waited = ready > rects.free / 1000
         self.waits.data = {"left": rects.free[waited] / 1000, "right": ready[waited], "y": y[waited]}
         self.labels.data = self._label(scene, rects, left, right, y, colour, alpha) if lane_px >= 12 else self._no_labels()
-        if self.image.data["image"][0].size > 1:
+        if len(self.image.data["image"]):
             self.image.data = self._no_image()
 
     def _label(self, scene: Scene, rects, left, right, y, colour, alpha) -> dict:
