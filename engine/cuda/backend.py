@@ -16,6 +16,7 @@ from engine.cuda.build import THREADS, megakernel
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
 from engine.cuda.program import Program, make_program
+from engine.cuda.random_weights import RandomWeights
 from engine.cuda.weights import PackedWeights, check_supported
 from engine.plan import StepPlan, StepResult
 from engine.tiling import PAGE, Tiling
@@ -30,6 +31,16 @@ POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: second
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
 
+def nvtx_range(text: str):
+    """Open an NVTX range (Nsight shows it) and return what closes it; does nothing where nvtx is not installed."""
+    try:
+        import nvtx
+    except ImportError:
+        return lambda: None
+    mark = nvtx.start_range(message=text, domain="mkviz")
+    return lambda: nvtx.end_range(mark)
+
+
 class StuckStep(MkvizError):
     """A wait ran out of polls.  The message says which task on which SM waited for which counter, and who should raise it."""
 
@@ -39,12 +50,13 @@ class StuckStep(MkvizError):
 class CudaBackend:
     """Runs steps of at most 8 rows.  ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.
 
-    Raises MkvizError, before anything is allocated, for a model that the kernel does not support or that does not fit.
+    ``weights=None`` draws random ones on the device.  Raises MkvizError, before anything is allocated, for a model that the
+    kernel does not support or that does not fit.
     """
 
     name, max_rows = "cuda", abi.ROWS
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, pages: int = 256, policy: str = "round_robin",
+    def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
                  trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
                  poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None):  # fmt: skip
         check_supported(config)
@@ -61,11 +73,13 @@ class CudaBackend:
         self._check_memory(pages, ring_capacity)
         self._stream = self.cupy.cuda.Stream(non_blocking=True)
         with self._stream:
-            self.weights = PackedWeights(config, weights, self.cupy)
+            self.weights = RandomWeights(config, self.cupy) if weights is None else PackedWeights(config, weights, self.cupy)
             self.rings = DeviceRings(self.cupy, self.sms, ring_capacity, capture)
             self._arrays = self._allocate(pages)
         self._stream.synchronize()
         self._launch = self._load()
+        self._events = (self.cupy.cuda.Event(), self.cupy.cuda.Event())
+        self.device_us = 0.0  # of the last launch, by events
         self._programs: dict[StepShape, tuple[int, Program, dict[str, Any], list[int]]] = {}
         self.graphs: dict[int, tuple[Graph, Schedule]] = {}
         self.serial = 0
@@ -238,14 +252,19 @@ class CudaBackend:
             a["stop"].fill(0)
         self._stream.synchronize()  # the kernel must find everything there, and nothing may be allocated once it runs
         params = self._params(program, arrays, epoch[0], steps, rows)
+        self._range = nvtx_range(f"mkviz steps {self.serial}–{self.serial + steps - 1}")
         self._begin = time.monotonic_ns()
+        self._events[0].record(self._stream)
         self._launch((self.sms,), (THREADS,), (params,), shared_mem=self.shared_bytes, stream=self._stream)
+        self._events[1].record(self._stream)
         self._running = (plan, steps, rows, graph_id, program, arrays, epoch)
 
     def finish(self) -> StepResult:
         plan, steps, rows, graph_id, program, arrays, epoch = self._running
         self._stream.synchronize()
         end = time.monotonic_ns()
+        self._range()
+        self.device_us = self.cupy.cuda.get_elapsed_time(*self._events) * 1e3
         a = self._arrays
         abort = a["abort"].get(stream=self._stream).view(abi.ABORT)[0]
         if abort["word"]:

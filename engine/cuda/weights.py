@@ -16,6 +16,10 @@ from mkviz.errors import MkvizError
 _PARTS = ("gate", "up", "down")
 
 
+def _padded(rows: int) -> int:
+    return -(-rows // 16) * 16
+
+
 def check_supported(config: ModelConfig) -> None:
     """Raises MkvizError naming the field that the kernel cannot honour; allocates nothing."""
     k = {"hidden_size": config.hidden, "heads * head_dim": config.heads * config.head_dim}
@@ -54,13 +58,13 @@ class PackedWeights:
         """Bytes of the packed matrices (16-row blocks, bf16), without packing anything."""
         h, d = config.hidden, config.head_dim
         rows = (config.heads + 2 * config.kv_heads) * d
-        total = config.vocab * h * (1 if config.tied else 2)
+        total = _padded(config.vocab) * h * (1 if config.tied else 2)
         for s in config.layers:
             total += rows * h + h * config.heads * d
             if s.mlp == "dense":
                 total += 3 * s.width * h
             else:
-                total += (-(-config.experts // 16) * 16) * h + 3 * config.experts * s.width * h + 3 * config.shared_width * h
+                total += _padded(config.experts) * h + 3 * config.experts * s.width * h + 3 * config.shared_width * h
         return 2 * total
 
     @property
