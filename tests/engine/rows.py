@@ -32,7 +32,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 class Rows:
     """``tokens[i]``: sequence i.  :meth:`step` runs some next rows of each; ``logits[i]`` collects f32[rows so far, vocab]."""
 
-    def __init__(self, backend: CpuBackend, tokens: list[list[int]], seed: int = 0):
+    def __init__(self, backend: CpuBackend, tokens: list[list[int]], seed: int | np.random.Generator = 0):
         self.backend, self.tokens, self.rng = backend, [list(t) for t in tokens], np.random.default_rng(seed)
         self.done = [0] * len(tokens)
         self.logits = [np.zeros((0, backend.config.vocab), np.float32) for _ in tokens]
