@@ -16,6 +16,8 @@ GUARD = 2
 comes before it, not what comes after."""
 
 STEPS_AHEAD = 255  # of 1024: how far a record may be ahead of the live line's step, which is read a little earlier
+STEPS_NEAR = STEP_MASK + 1 - 2 * STEPS_AHEAD  # between two readings of a line: any record's step can be told from the later
+TIME_NEAR = 2 * 10**9  # ns between two anchors, likewise for the 32 bits of the claim
 
 
 @dataclass
@@ -44,8 +46,11 @@ class RingReader:
     """Reads each record at most once.  Counts, i64[n_rings] each: ``written``, ``received``, ``torn`` (seq or lap disagree with
     the index although the slot was safe: must stay 0); ``lost`` = written - received - what can still be read.
 
-    The 10 bits of the step and the 32 bits of the claim are unwrapped backwards from the live line and its anchor.  That is
-    right when a read happens at least every 2 s while records are written, and before a pause longer than that.
+    The 10 bits of the step and the 32 bits of the claim are unwrapped from the live line and its anchor: the newest record from
+    what the line says now, older ones from the next newer.  That is right when a read happens at least every 2 s while records
+    are written, and before a pause longer than that.  In capture mode a full ring holds what may be a thousand steps older than
+    the line; what follows the last read without a gap is then unwrapped forwards from what the line said at that time, and
+    records with a gap on both sides, whose step nothing tells, are lost and counted so.
     """
 
     def __init__(self, link: Link, clocks: Clocks | None = None):
@@ -55,6 +60,7 @@ class RingReader:
         self.written, self.received, self.torn, self._taken = (np.zeros(n, np.int64) for _ in range(4))
         self._last_step = np.full(n, -1, np.int64)
         self._passed = np.zeros(n, np.int64)
+        self._line = link.read_live()  # as it was when ``_taken`` was the head
         self._sms, self._anchoring = np.unique(link.ring_sm, return_index=True)  # one ring's anchors for each SM
         self._anchor_ns = np.zeros(len(self._sms), np.uint64)
 
@@ -93,13 +99,14 @@ class RingReader:
         index = np.arange(len(words)) + np.repeat(start - (np.cumsum(counts) - counts), counts)
         good = self._check(words, ring, index, after["head"].astype(np.int64))
         words, ring, index = words[good], ring[good], index[good]
-        events = self._decode(words, ring, before, after, newest)
+        events, told = self._decode(words, ring, index, before, after, newest)
+        events, ring, index = events[told], ring[told], index[told]
         gaps = self._gaps(ring, index, events["step"], head, after)
         if len(ring):
             ends = np.flatnonzero(np.append(ring[1:] != ring[:-1], True))
             self._last_step[ring[ends]] = events["step"][ends]
         self.received += np.bincount(ring, minlength=link.n_rings)
-        self._taken = head
+        self._taken, self._line = head, before
         if link.capture:
             link.write_limit(head + capacity)
         return Batch(events, gaps, frontier, after)
@@ -132,27 +139,36 @@ class RingReader:
         self.torn += np.bincount(ring[torn], minlength=self.link.n_rings)
         return good
 
-    def _decode(self, words: np.ndarray, ring: np.ndarray, before: np.ndarray, after: np.ndarray, newest: int) -> np.ndarray:
-        """EVENT[k] of good records, ``ring`` ascending and in order within each ring."""
+    def _decode(self, words, ring, index, before: np.ndarray, after: np.ndarray, newest: int) -> tuple[np.ndarray, np.ndarray]:
+        """EVENT[k] of good records, ``ring`` ascending and in order within each ring; bool[k]: their step and time are told."""
         out = np.zeros(len(words), EVENT)
         if not len(words):
-            return out
+            return out, np.zeros(0, bool)
         word = words.astype(np.int64)
         short, claim = word[:, 6] >> TASK_BITS, word[:, 0]
-        ends = np.flatnonzero(np.append(ring[1:] != ring[:-1], True))
-        last = np.repeat(ends, np.diff(ends, prepend=-1))  # of each record, where the newest of its ring stands
-        same = ring[1:] == ring[:-1]
-
-        line = before["step"].astype(np.int64)[ring[ends]]
-        newest_step = line + ((short[ends] - line - STEPS_AHEAD) & STEP_MASK) - STEP_MASK - 1 + STEPS_AHEAD
-        forward = np.concatenate([[0], np.cumsum(np.where(same, (short[1:] - short[:-1]) & STEP_MASK, 0))])
-        out["step"] = np.repeat(newest_step, np.diff(ends, prepend=-1)) - (forward[last] - forward)
-
-        anchor = after["anchor_ns"].astype(np.int64)[ring[ends]]
+        chained = (ring[1:] == ring[:-1]) & (index[1:] == index[:-1] + 1)
+        last = np.flatnonzero(np.append(~chained, True))  # of each run of records that follow one another
+        length = np.diff(last, prepend=-1)
+        first = last - length + 1
+        then, now = self._line[ring[first]], before[ring[first]]
+        was, line = then["step"].astype(np.int64), now["step"].astype(np.int64)
+        anchor = after["anchor_ns"].astype(np.int64)[ring[first]]
         anchor[anchor == 0] = newest  # the timer is shared: another ring's anchor will do
-        newest_claim = anchor + _signed(claim[ends] - anchor)
-        forward = np.concatenate([[0], np.cumsum(np.where(same, _signed(claim[1:] - claim[:-1]), 0))])
-        out["claim"] = np.repeat(newest_claim, np.diff(ends, prepend=-1)) - (forward[last] - forward)
+        old_anchor = np.where(then["anchor_ns"] > 0, then["anchor_ns"].astype(np.int64), anchor)
+
+        near = (line - was <= STEPS_NEAR) & (anchor - old_anchor <= TIME_NEAR)
+        backward = near | (index[last] + 1 == now["head"].astype(np.int64))
+        told = backward | (index[first] == self._taken[ring[first]])
+        known = np.where(backward, last, first)  # the record of each run that the line speaks of
+        low = np.where(backward, line - (STEP_MASK + 1 - STEPS_AHEAD), was - STEPS_AHEAD)
+        anchor = np.where(backward, anchor, old_anchor)
+
+        def unwrap(at_known: np.ndarray, differences: np.ndarray) -> np.ndarray:
+            forward = np.concatenate([[0], np.cumsum(np.where(chained, differences, 0))])
+            return np.repeat(at_known - forward[known], length) + forward
+
+        out["step"] = unwrap(low + ((short[known] - low) & STEP_MASK), (short[1:] - short[:-1]) & STEP_MASK)
+        out["claim"] = unwrap(anchor + _signed(claim[known] - anchor), _signed(claim[1:] - claim[:-1]))
 
         sm = np.asarray(self.link.ring_sm)[ring]
         ns = self.clocks.to_ns(sm, out["claim"], words[:, [1, 2, 4, 5]])
@@ -162,7 +178,7 @@ class RingReader:
         tail = word[:, 7]
         out["last_wait"], out["fill"], out["flags"] = tail & 0xFFF, tail >> 12 & 0xF, tail >> 16 & 0xFF
         out["flags"][np.any(words[:, [1, 2, 4, 5]] == SATURATED, axis=1)] |= FLAG_SATURATED
-        return out
+        return out, np.repeat(told, length)
 
     def _gaps(self, ring, index, step, head: np.ndarray, after: np.ndarray) -> list[Gap]:
         """Where records between ``_taken`` and ``head`` are missing, and which steps that may concern."""

@@ -9,6 +9,7 @@ The contract of a writer, the same in host and in device memory:
    lost = head - received stays exact.
 3. ``step`` of its live line is the step it works in; after its last record of step s it stores s + 1 with release.  So a step
    is over when every ring's ``step`` lies beyond it.  A ring whose warp had no task in a step says so in the same way.
+   Steps count from what the line says before the first record: 0 in fresh rings.
 4. It stores an anchor before its first record and at least every 2 s while it writes.
 
 One writer per ring and per line, no atomics, nothing that waits for the reader.

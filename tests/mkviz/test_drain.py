@@ -225,6 +225,17 @@ def test_capture_keeps_parts_and_says_how_much_is_missing():
     assert (m.drain.stats.lost, m.sink.lost_records, m.drain.stats.withheld) == (4, 4, 0)
 
 
+def test_capture_shows_no_step_that_never_was_however_late_the_drain_comes():
+    m = Machine(capacity=16, capture=True)  # SM 0: steps 0 to 4 and a third of 5; SM 1: steps 0 to 7
+    m.drain.graph(0, m.graph, m.schedule)
+    m.run(*range(1500))
+    m.drain.close()
+    assert m.sink.numbers == list(range(1500))
+    lost = {5: 2, 6: 3, 7: 3} | dict.fromkeys(range(5), 0)
+    assert {info.step: info.lost for info, events in m.sink.steps if len(events)} == lost
+    assert m.drain.stats.lost == m.sink.lost_records == 7500 - 32
+
+
 def test_a_writer_that_dies_leaves_its_step_out_at_close():
     m = Machine()
     m.drain.graph(0, m.graph, m.schedule)
