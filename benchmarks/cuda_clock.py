@@ -2,8 +2,8 @@
 
     python benchmarks/cuda_clock.py
 
-For SM pairs (0, i): offset = ((seen - sent) - (received - answered)) / 2, averaged over many rounds, which cancels the hop where
-it costs the same both ways.  The largest offset bounds the error of comparing records of different SMs.
+For SM pairs (0, i): offset = ((seen - sent) - (received - answered)) / 2, averaged over many rounds, which cancels the hop
+where it costs the same both ways.  The largest offset bounds the error of comparing records of different SMs.
 """
 
 from __future__ import annotations

@@ -31,9 +31,7 @@ def demo(folder: Path) -> None:
     trace = Trace.open(folder / "demo-all.mkt")
     steps = trace.steps.column("step").to_pylist()
     two = [s for s in steps if s >= steps[len(steps) // 2]][:2]
-    trace.slice(folder / "demo.mkt", steps=(two[0], two[-1] + 1), overwrite=True).zip(
-        folder / "h200-demo.mkt.zip", overwrite=True
-    )
+    trace.slice(folder / "demo.mkt", steps=two, overwrite=True).zip(folder / "h200-demo.mkt.zip", overwrite=True)
 
 
 def north(folder: Path, layers: int = 6, context: int = 8192) -> None:
@@ -44,8 +42,8 @@ def north(folder: Path, layers: int = 6, context: int = 8192) -> None:
         backend.run(plan, 8)
     drain = Drain(backend.rings.link(), expects_meta=True)
     drain.poll(), drain.poll()
-    writer = TraceWriter(folder / "north.mkt", kind="measured", device=backend.device.name, overwrite=True,
-                         label=f"measured ({backend.device.name}): North Mini Code shape, {layers} layers, random weights")  # fmt: skip
+    label = f"measured ({backend.device.name}): North Mini Code shape, {layers} layers, random weights"
+    writer = TraceWriter(folder / "north.mkt", kind="measured", device=backend.device.name, overwrite=True, label=label)
     drain.add_sink(writer)
     drain.graph(0, *backend.graphs[0])
     first = backend.serial
