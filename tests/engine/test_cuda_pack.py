@@ -1,0 +1,381 @@
+"""Packed weights: their order against the PTX ISA, the kernel's product emulated lane by lane, and what each task reads."""
+
+import ctypes
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from checkpoints import make_checkpoint
+
+from engine.builder import StepShape, build_graph
+from engine.checkpoint import Weights
+from engine.config import load_config
+from engine.cuda import abi
+from engine.cuda.pack import fragments, gate_up, pair_rows
+from engine.cuda.program import make_program
+from engine.cuda.weights import PackedWeights, check_supported
+from engine.tiling import Tiling
+from mkviz.errors import MkvizError
+from mkviz.policies import make_schedule
+from mkviz.schedule import Schedule
+
+CHUNK_K16 = abi.CHUNK // abi.FRAGMENT
+
+
+def bf16(values) -> np.ndarray:
+    return np.asarray(values, np.float32).astype(ml_dtypes.bfloat16)
+
+
+# -- the layouts of the PTX ISA, "Matrix Fragments for mma.m16n8k16" with .bf16, written out element by element
+
+
+def a_element(lane: int, i: int) -> tuple[int, int]:
+    """(row, column) of element a_i of a lane, 0 <= i < 8."""
+    group, thread = lane >> 2, lane % 4
+    return group + (0 if i in (0, 1, 4, 5) else 8), 2 * thread + (i & 1) + (0 if i < 4 else 8)
+
+
+def b_element(lane: int, i: int) -> tuple[int, int]:
+    """(row, column) of element b_i of a lane, 0 <= i < 4."""
+    return 2 * (lane % 4) + (i & 1) + (0 if i < 2 else 8), lane >> 2
+
+
+def c_element(lane: int, i: int) -> tuple[int, int]:
+    """(row, column) of element c_i of a lane, 0 <= i < 4."""
+    return (lane >> 2) + (0 if i < 2 else 8), 2 * (lane % 4) + (i & 1)
+
+
+def gather(registers: np.ndarray, element, shape: tuple[int, int]) -> np.ndarray:
+    """The matrix that the lanes' registers [..., 32, n] hold."""
+    where = [np.ravel_multi_index(element(lane, i), shape) for lane in range(32) for i in range(registers.shape[-1])]
+    assert sorted(where) == list(range(shape[0] * shape[1]))
+    out = np.empty((*registers.shape[:-2], shape[0] * shape[1]), registers.dtype)
+    out[..., where] = registers.reshape(*registers.shape[:-2], -1)
+    return out.reshape(*registers.shape[:-2], *shape)
+
+
+def unpack(packed: np.ndarray, k: int) -> np.ndarray:
+    """u16[rows, k] of u16 in fragment order."""
+    tiles = gather(packed.reshape(-1, k // 16, 32, 8), a_element, (16, 16))
+    return tiles.transpose(0, 2, 1, 3).reshape(-1, k)
+
+
+def test_lanes_worked_by_hand():
+    """Row r, column k of a 16 x 32 matrix holds 100 r + k: lanes of both fragments as the PTX ISA says."""
+    packed = fragments((100 * np.arange(16)[:, None] + np.arange(32)).astype(np.uint16), np).reshape(2, 32, 8)
+    #                                  row g          row g + 8       row g, k + 8    row g + 8, k + 8
+    assert packed[0, 0].tolist() == [0, 1, 800, 801, 8, 9, 808, 809]
+    assert packed[0, 5].tolist() == [102, 103, 902, 903, 110, 111, 910, 911]
+    assert packed[0, 31].tolist() == [706, 707, 1506, 1507, 714, 715, 1514, 1515]
+    assert packed[1, 0].tolist() == [16, 17, 816, 817, 24, 25, 824, 825]
+    assert packed[1, 14].tolist() == [320, 321, 1120, 1121, 328, 329, 1128, 1129]
+
+
+def test_rows_are_padded_with_zeros():
+    w = np.arange(1, 1 + 21 * 48, dtype=np.uint16).reshape(21, 48)
+    back = unpack(fragments(w, np), 48)
+    assert back.shape == (32, 48)
+    assert np.array_equal(back[:21], w) and not back[21:].any()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_pair_rows(interleaved):
+    """Two heads of 32: each block of 16 rows holds the first elements of eight pairs, then their second elements."""
+    order = pair_rows(2, 32, interleaved, np).reshape(2, 2, 16)
+    if interleaved:
+        assert order[0, 0].tolist() == [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15]
+        assert order[1, 1].tolist() == [48, 50, 52, 54, 56, 58, 60, 62, 49, 51, 53, 55, 57, 59, 61, 63]
+    else:
+        assert order[0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23]
+        assert order[1, 1].tolist() == [40, 41, 42, 43, 44, 45, 46, 47, 56, 57, 58, 59, 60, 61, 62, 63]
+
+
+def test_gate_and_up_share_a_block():
+    gate, up = np.arange(24, dtype=np.uint16)[:, None] * np.ones(3, np.uint16), 100 + np.arange(24, dtype=np.uint16)[:, None]
+    rows = gate_up(gate, up * np.ones(3, np.uint16), np)[:, 0].tolist()
+    assert rows[:18] == [0, 1, 2, 3, 4, 5, 6, 7, 100, 101, 102, 103, 104, 105, 106, 107, 8, 9]
+    assert rows[-8:] == [116, 117, 118, 119, 120, 121, 122, 123]
+
+
+# -- the product as the kernel takes it
+
+
+def kernel_product(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """f32[rows, 8]: W [rows, k] · x [k, 8], both bf16, through fragments, chunks and the eight math warps."""
+    packed = fragments(w.view(np.uint16), np)
+    k = w.shape[1]
+    a = gather(packed.reshape(-1, k // 16, 32, 8), a_element, (16, 16)).view(ml_dtypes.bfloat16).astype(np.float32)
+    b = x.astype(np.float32).reshape(k // 16, 16, 8)
+    out = []
+    for block in a:
+        part = np.zeros((abi.MATH_WARPS, 16, 8), np.float32)
+        for first in range(0, k // 16, CHUNK_K16):
+            for warp in range(abi.MATH_WARPS):
+                for f in range(first + 4 * warp, min(first + 4 * warp + 4, k // 16)):
+                    part[warp] += block[f] @ b[f]
+        tile = part[0]
+        for warp in range(1, abi.MATH_WARPS):
+            tile = tile + part[warp]
+        out.append(tile)
+    return np.concatenate(out)[: len(w)]
+
+
+@pytest.mark.parametrize(("rows", "k"), [(16, 16), (16, 48), (40, 512), (97, 528), (16, 576), (33, 1040), (24, 2560)])
+def test_product_against_float64(rows, k):
+    rng = np.random.default_rng(rows + k)
+    w, x = bf16(rng.normal(size=(rows, k))), bf16(rng.normal(size=(k, 8)))
+    exact = w.astype(np.float64) @ x.astype(np.float64)
+    assert np.abs(kernel_product(w, x) - exact).max() < 2e-6 * k**0.5 * np.abs(exact).max()
+
+
+# -- what the tasks of a graph read
+
+MODELS = {
+    "cohere": ("cohere2_moe", {
+        "hidden_size": 96, "intermediate_size": 48, "prefix_dense_intermediate_size": 80, "head_dim": 32,
+        "num_attention_heads": 6, "num_key_value_heads": 3, "num_experts": 24, "num_shared_experts": 2, "vocab_size": 200,
+        "sliding_window": 300, "max_position_embeddings": 2048, "storage": "bfloat16",
+    }),
+    "llama": ("llama", {
+        "hidden_size": 144, "intermediate_size": 112, "head_dim": 48, "num_attention_heads": 3, "num_key_value_heads": 1,
+        "num_hidden_layers": 2, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "vocab_size": 197,
+        "max_position_embeddings": 2048, "storage": "bfloat16",
+    }),
+}  # fmt: skip
+SMS = 7
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request, tmp_path_factory):
+    """(config, checkpoint, packed, step graph, schedule, program) of a model at 4 rows and 4 splits."""
+    directory = tmp_path_factory.mktemp(request.param)
+    family, settings = MODELS[request.param]
+    make_checkpoint(directory, family, **settings)
+    config = load_config(directory)
+    checkpoint = Weights.open(directory, config)
+    packed = PackedWeights(config, checkpoint, np)
+    built = build_graph(config, StepShape(4, 4), Tiling.for_tensor_cores(config, SMS))
+    schedule = make_schedule(built.graph, SMS, "round_robin")
+    return config, checkpoint, packed, built, schedule, make_program(config, built, schedule, packed)
+
+
+def read(address: int, count: int, packed: PackedWeights) -> np.ndarray:
+    """u16[count] at an address, which must lie inside one packed matrix."""
+    ends = [(a.ctypes.data, a.ctypes.data + a.nbytes) for a in packed.matrices.values()]
+    assert any(first <= address and address + 2 * count <= end for first, end in ends), "read beyond the packed weights"
+    return np.ctypeslib.as_array(ctypes.cast(int(address), ctypes.POINTER(ctypes.c_uint16)), (count,))
+
+
+def rows_of(task, packed: PackedWeights, address: int | None = None, k16: int | None = None) -> np.ndarray:
+    """u16[16 * blocks, k]: what the loader streams for a task."""
+    k16 = int(task["k16"] if k16 is None else k16)
+    count = int(task["blocks"]) * k16 * 256
+    return unpack(read(int(task["weight"]) if address is None else address, count, packed), 16 * k16)
+
+
+def check_rows(got: np.ndarray, want: np.ndarray) -> None:
+    """Equal, and zero where the matrix has ended."""
+    want = want.view(np.uint16)
+    assert np.array_equal(got[: len(want)], want) and not got[len(want) :].any()
+
+
+def shares(gate: np.ndarray, up: np.ndarray, first: int, count: int) -> np.ndarray:
+    """Rows first .. first + count of gate and up, eight of one and then eight of the other."""
+    return np.concatenate([m[r : r + 8] for r in range(first, first + count, 8) for m in (gate, up)])
+
+
+def check_task(task, name: str, layer: int, config, checkpoint, packed) -> None:
+    at, (a, b, c) = f"layers.{layer}.", (int(task[x]) for x in "abc")
+
+    def w(matrix: str) -> np.ndarray:
+        return checkpoint.get(at + matrix)
+
+    if name == "qkv":
+        matrix, head = ("q", a) if a < config.heads else ("k", a - config.heads)
+        if head >= config.kv_heads and matrix == "k":
+            matrix, head = "v", head - config.kv_heads
+        rows = w(matrix)[head * config.head_dim :][: config.head_dim]
+        first, second = (rows[0::2], rows[1::2]) if config.rope_style == "interleaved" else np.split(rows, 2)
+        assert c - b == 8
+        check_rows(rows_of(task, packed), np.concatenate([first[b:c], second[b:c]]))
+    elif name == "expert_up":
+        for e in range(config.experts):
+            gate, up = w(f"experts.{e}.gate"), w(f"experts.{e}.up")
+            check_rows(rows_of(task, packed, int(task["weight"] + e * task["stride"])), shares(gate, up, a, b))
+    elif name == "expert_down":
+        for e in range(config.experts):
+            got = rows_of(task, packed, int(task["weight"] + e * task["stride"]))
+            check_rows(got, w(f"experts.{e}.down")[a : a + b])
+        assert int(task["tail"]) * 16 == config.shared_width
+        check_rows(rows_of(task, packed, int(task["weight2"]), int(task["tail"])), w("shared.down")[a : a + b])
+    elif name in ("shared_up", "dense_up"):
+        prefix = "shared." if name == "shared_up" else ""
+        check_rows(rows_of(task, packed), shares(w(prefix + "gate"), w(prefix + "up"), a, b))
+    elif name == "lm_head":
+        check_rows(rows_of(task, packed), checkpoint.get("head")[a : a + b])
+    else:
+        matrix = {"o_proj": "o", "router": "router", "dense_down": "down"}[name]
+        check_rows(rows_of(task, packed), w(matrix)[a : a + b])
+
+
+def test_every_task_reads_its_rows(model):
+    config, checkpoint, packed, built, _, program = model
+    checked = {}
+    for task in program.tasks:
+        name, layer = built.graph.ops[task["op"]], int(built.graph.layer[task["id"]])
+        if name in ("embed", "attention", "merge", "pick"):
+            assert task["weight"] == 0
+            continue
+        # the slots of a layer differ in nothing that this looks at
+        key = (name, layer, *(int(task[x]) for x in ("a", "b", "c", "weight", "stride", "weight2", "k16", "blocks", "tail")))
+        if key not in checked:
+            checked[key] = check_task(task, name, layer, config, checkpoint, packed)
+    seen = {key[0] for key in checked}
+    assert {"qkv", "o_proj", "lm_head", "dense_up", "dense_down"} <= seen
+    assert config.family == "llama" or {"router", "expert_up", "expert_down", "shared_up"} <= seen
+
+
+def test_the_embedding_is_packed_once_when_tied(model):
+    config, checkpoint, packed, *_ = model
+    assert (packed.address("embed") == packed.address("head")) == config.tied
+    check_rows(unpack(packed.matrices["embed"], config.hidden), checkpoint.get("embed"))
+
+
+def test_bytes_needed_are_the_bytes_of_the_matrices(model):
+    config, _, packed, *_ = model
+    matrices = {id(a): a.nbytes for a in packed.matrices.values()}
+    assert PackedWeights.bytes_needed(config) == sum(matrices.values())
+
+
+def test_layers_name_norms_and_biases(model):
+    config, checkpoint, _, _, _, program = model
+    size = {"norm": config.hidden, "norm2": config.hidden, "o_bias": config.hidden, "down_bias": config.hidden}
+    for i, layer in enumerate(program.layers):
+        for name in ("norm", "norm2", "o_bias", "gate_bias", "up_bias", "down_bias"):
+            full = f"layers.{i}.{name}"
+            if full not in checkpoint:
+                assert layer[name] == 0
+                continue
+            count = size.get(name, config.layers[i].width)
+            got = np.ctypeslib.as_array(ctypes.cast(int(layer[name]), ctypes.POINTER(ctypes.c_float)), (count,))
+            assert np.array_equal(got, checkpoint.get(full).astype(np.float32))
+        if config.attention_bias:
+            width = (config.heads + 2 * config.kv_heads) * config.head_dim
+            got = np.ctypeslib.as_array(ctypes.cast(int(layer["qkv_bias"]), ctypes.POINTER(ctypes.c_float)), (width,))
+            want = np.concatenate([checkpoint.get(f"layers.{i}.{m}_bias").astype(np.float32) for m in "qkv"])
+            assert np.array_equal(got, want)
+        spec = config.layers[i]
+        assert layer["rope"] == spec.rope and layer["routed"] == (spec.mlp == "moe")
+        assert layer["window"] == (config.window if spec.attention == "sliding" else 0)
+        assert layer["splits"] == (3 if spec.attention == "sliding" else 4)  # 300 keys touch at most 3 splits of 256
+
+
+# -- the tables that the kernel walks
+
+
+def test_program_follows_the_schedule(model):
+    _, _, _, built, schedule, program = model
+    g = built.graph
+    for sm in range(SMS):
+        mine = program.tasks[program.task_ptr[sm] : program.task_ptr[sm + 1]]
+        assert mine["id"].tolist() == schedule.tasks_of(sm).tolist()
+        assert mine["order"].tolist() == list(range(len(mine)))
+    assert sorted(program.tasks["id"].tolist()) == list(range(len(g)))
+
+
+def test_program_waits_and_raises(model):
+    _, _, _, built, _, program = model
+    g = built.graph
+    raised = np.zeros(len(g.counters), int)
+    for t in range(len(g)):
+        for c in g.raises(t):
+            raised[c] += 1
+    for task in program.tasks:
+        t, n, m = int(task["id"]), int(task["waits"]), int(task["raises"])
+        assert list(zip(task["wait"][:n].tolist(), task["need"][:n].tolist(), strict=True)) == g.waits(t)
+        assert task["wait_arrivals"][:n].tolist() == [raised[c] for c in task["wait"][:n]]
+        assert task["raise"][:m].tolist() == g.raises(t)
+        assert (int(task["op"]), int(task["tile"])) == (int(g.op[t]), int(g.tile[t]))
+        assert [int(np.int32(task[x])) for x in ("layer", "slot")] == [int(g.layer[t]), int(g.slot[t])]
+        assert [int(task[x]) for x in "abcd"] == built.args[t].tolist()
+
+
+def test_layers_name_the_counters_that_the_loader_awaits(model):
+    config, _, _, built, _, program = model
+    g, op = built.graph, built.graph.ops.index
+    raised_by = {name: [t for t in range(len(g)) if c in g.raises(t)] for c, name in enumerate(g.counters)}
+    for i, layer in enumerate(program.layers):
+        for head in range(config.kv_heads):
+            name = g.counters[layer["qkv_counter"] + head * layer["qkv_step"]]
+            producers = raised_by[name]
+            assert layer["qkv_arrivals"] == len(producers)
+            units = {int(built.args[t, 0]) for t in producers}
+            group = config.heads // config.kv_heads
+            want = {head * group + j for j in range(group)} | {config.heads + head, config.heads + config.kv_heads + head}
+            assert units == want and all(g.op[t] == op("qkv") and g.layer[t] == i for t in producers)
+        if layer["routed"]:
+            producers = raised_by[g.counters[layer["router_counter"]]]
+            assert layer["router_arrivals"] == len(producers) == -(-config.experts // 16)
+            assert all(g.op[t] == op("router") and g.layer[t] == i for t in producers)
+    assert g.counters[program.picked_counter] == "picked"
+    assert program.head_tiles == np.count_nonzero(g.op == op("lm_head"))
+
+
+def test_a_claiming_schedule_is_refused(model):
+    config, _, packed, built, *_ = model
+    with pytest.raises(MkvizError, match="policy 'claimed' on the cuda backend; one that owns every task"):
+        make_program(config, built, make_schedule(built.graph, SMS, "claimed"), packed)
+
+
+def test_more_waits_than_a_task_has_room_for_are_refused(model):
+    config, _, packed, built, schedule, _ = model
+    g = built.graph
+    last = len(g) - 1
+    ptr = g.wait_ptr.copy()
+    ptr[-1] = ptr[last] + 3
+    graph = replace(
+        g, wait_ptr=ptr, wait_counter=np.append(g.wait_counter[: ptr[last]], [0, 1, 2]).astype(np.int32),
+        wait_need=np.append(g.wait_need[: ptr[last]], [1, 1, 1]).astype(np.uint32),
+    )  # fmt: skip
+    with pytest.raises(MkvizError, match=rf"task {last} \(pick · tile 3\): 3 waits; at most 2"):
+        make_program(config, replace(built, graph=graph), schedule, packed)
+
+
+def test_the_order_of_the_list_decides_the_storer(model):
+    """A schedule of its own order: SM 0 backwards in blocks, all others empty."""
+    config, _, packed, built, *_ = model
+    tasks = list(range(len(built.graph)))
+    program = make_program(config, built, Schedule.from_lists([tasks, []]), packed)
+    assert program.tasks["order"].tolist() == tasks and program.task_ptr.tolist() == [0, len(tasks), len(tasks)]
+
+
+# -- what is refused
+
+
+def spec(config, **changes):
+    return replace(config, layers=tuple(replace(layer, **changes) for layer in config.layers))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: replace(c, hidden=100), "hidden_size: 100; a multiple of 16"),
+        (lambda c: replace(c, heads=3, kv_heads=3, head_dim=24), r"heads \* head_dim: 72; a multiple of 16"),
+        (lambda c: replace(c, head_dim=24), "head_dim: 24; a multiple of 16, at most 128"),
+        (lambda c: replace(c, head_dim=144), "head_dim: 144; a multiple of 16, at most 128"),
+        (lambda c: replace(c, heads=9, kv_heads=1), "query heads per KV head: 9; at most 8"),
+        (lambda c: spec(c, width=24), "layer 0 dense width: 24; a multiple of 16"),
+        (lambda c: replace(c, shared_width=40), "shared expert width: 40; a multiple of 16"),
+        (lambda c: replace(c, experts=257), "num_experts: 257; at most 256"),
+        (lambda c: replace(c, experts=32, top_k=17), "num_experts_per_tok: 17; at most 16"),
+        (lambda c: replace(c, family="qwen3", qk_norm=True), "model_type: qwen3; cohere2_moe or llama"),
+    ],
+)
+def test_what_the_kernel_cannot_honour_is_refused_by_name(tmp_path, change, message):
+    family, settings = MODELS["cohere"]
+    make_checkpoint(tmp_path, family, **settings)
+    config = load_config(tmp_path)
+    check_supported(config)
+    with pytest.raises(MkvizError, match=message):
+        check_supported(change(config))
