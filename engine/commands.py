@@ -64,7 +64,7 @@ class Generate:
             seed=args.seed, stop=tuple(args.stop),
         )  # fmt: skip
         writer = None
-        engine = open_engine(args, trace=args.trace is not None)
+        engine = open_engine(args, trace=args.trace is not None, lossless=True)
         try:
             if args.trace is not None:
                 writer = TraceWriter(

@@ -19,7 +19,7 @@ from engine.sampling import SamplingParams, sample
 from engine.sequence import Sequence
 from engine.tiling import PAGE
 from engine.tokenizer import Tokenizer
-from mkviz.drain import Drain
+from mkviz.drain import BUDGET, Drain
 from mkviz.errors import MkvizError
 from mkviz.protocols import Piece, Row, Sink, StepInfo, TokenInfo
 
@@ -45,10 +45,14 @@ class Engine:
 
     Each step carries one row of every decoding request and, in what room is left, prompt tokens of those being prefilled, so
     that a new request does not stop the others.  ``backend``: cpu or cuda; ``options`` go to it (sms, policy, …).
+
+    ``lossless``: no record may be lost, so rings that are half full are emptied before the next step begins.  That takes time
+    between steps and none within them: a step lasts from the first ready to the last publish of its tasks.  Without, whoever
+    reads too slowly misses whole steps, which are counted, and the engine never waits.
     """
 
     def __init__(self, model: str | None = None, *, backend: str = "cpu", batch: int = 8, pages: int | None = None,
-                 trace: bool = True, **options):  # fmt: skip
+                 trace: bool = True, lossless: bool = False, **options):  # fmt: skip
         directory = resolve_model(model)
         self.model = directory.name if model else "demo"
         self.config: ModelConfig = load_config(directory)
@@ -59,7 +63,8 @@ class Engine:
             pages = self._default_pages(kind.page_bytes(self.config))
         self.backend = kind(self.config, Weights.open(directory, self.config), pages=pages, trace=trace, **options)
         self.pool = PagePool(pages)
-        self.drain = Drain(self.backend.rings.link()).start() if trace else None
+        self.lossless = lossless
+        self.drain = Drain(self.backend.rings.link(), budget=None if lossless else BUDGET).start() if trace else None
         self._announced = 0  # graphs that the drain knows
         self._numbers = itertools.count()
         self._waiting: deque[Sequence] = deque()
@@ -179,6 +184,8 @@ class Engine:
     def _step(self) -> None:
         plan, counts = self._plan()
         number = self.backend.serial
+        if self.lossless and self.drain is not None:
+            self.drain.make_room()
         result = self.backend.step(plan)
         self._report(plan, number, result)
         row = -1

@@ -69,6 +69,11 @@ class RingReader:
         """i64[n_rings]: records that are gone for good."""
         return self._taken - self.received
 
+    @property
+    def unread(self) -> np.ndarray:
+        """i64[n_rings]: records written by now that no read has seen."""
+        return self.link.read_live()["head"].astype(np.int64) - self._taken
+
     def read(self, budget: int | None = None) -> Batch:
         """Take what is new: at most ``budget`` records over all rings, the newest (live mode; the rest is lost and counted)."""
         link, capacity = self.link, self.link.capacity

@@ -148,6 +148,16 @@ class Drain:
             self._tell_lost(before)
             return delivered
 
+    def make_room(self) -> None:
+        """Poll now, or wait for a poll that runs, if a ring is more than half full of what has not been read.
+
+        Who calls this between steps (with ``budget`` None) loses nothing, as long as a step leaves fewer records in a ring than
+        half of it holds.  The time this takes lies between steps, never in one.
+        """
+        with self._lock:
+            if 2 * int(self.reader.unread.max()) > self.reader.link.capacity:
+                self.poll()
+
     def close(self, complete: bool = True, close_sinks: bool = False) -> Stats:
         """The kernel has ended: read the rest and close every step that is left.
 

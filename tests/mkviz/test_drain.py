@@ -302,6 +302,20 @@ def test_close_takes_the_rest_whatever_the_budget():
     assert m.sink.numbers[-20:] == list(range(20, 40))
 
 
+def test_making_room_between_steps_loses_nothing_and_reads_no_more_than_it_must():
+    m = Machine(capacity=16, budget=None)  # SM 0 writes three records a step: half full with the third
+    m.drain.graph(0, m.graph, m.schedule)
+    read = []
+    for step in range(200):
+        m.drain.make_room()
+        read.append(m.drain.stats.written)
+        m.run(step)
+    m.drain.close()
+    assert m.sink.numbers == list(range(200))
+    assert (m.drain.stats.lost, m.sink.lost_records) == (0, 0)
+    assert read[:7] == [0, 0, 0, 15, 15, 15, 30]  # polled before every third step only
+
+
 def test_a_failing_link_ends_the_thread_with_its_reason():
     m = Machine(expects_meta=False, interval=0.001)
 
