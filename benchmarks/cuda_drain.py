@@ -67,7 +67,7 @@ def main() -> None:
             time.sleep(0.005)
             two = link.read_live()["head"].sum()
             running = not backend._stream.done
-            inside, advanced = inside + running, advanced + (running and two > one)
+            inside, advanced = inside + running, advanced + bool(running and two > one)
         while not backend._stream.done:
             drain.poll()
         backend.finish()

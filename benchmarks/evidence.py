@@ -24,6 +24,11 @@ def gpu() -> dict:
     return {"name": p["name"].decode(), "sms": p["multiProcessorCount"], "cuda_driver": version, "cupy": cupy.__version__}
 
 
+def _plain(value):
+    """numpy's numbers as Python's."""
+    return value.item()
+
+
 def write(name: str, figures: dict, device: dict | None = None, notes: str = "") -> Path:
     """Write tests/evidence/NAME.json, or into $OUT where that is set."""
     record = {
@@ -34,6 +39,6 @@ def write(name: str, figures: dict, device: dict | None = None, notes: str = "")
     }  # fmt: skip
     folder = Path(os.environ.get("OUT") or Path(__file__).parents[1] / "tests" / "evidence")
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(json.dumps(record["figures"], indent=1, ensure_ascii=False))
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_plain) + "\n", encoding="utf-8")
+    print(json.dumps(figures, indent=1, ensure_ascii=False, default=_plain))
     return path

@@ -136,21 +136,34 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
   }
 }
 
-// Storer alone: merge the splits that the row's own length has, in ascending order.  Lanes take elements of the head.
+// Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
   const Params& p = b.p;
-  u32 group = p.heads / p.kv_heads, window = ((const Layer*)p.layers)[t.layer].window;
+  u32 lane = b.lane, window = ((const Layer*)p.layers)[t.layer].window, d = lane * 4;
   u32 splits = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
-  for (u32 h = t.c * group; h < (t.c + 1) * group; ++h) {
-    u64 at = ((u64)row * p.heads + h) * p.splits;
-    const float *top = (const float*)p.part_max + at, *sum = (const float*)p.part_sum + at, *out = (const float*)p.part_out + at * p.head_dim;
-    float m = NEG_INF, l = 0;
-    for (u32 s = 0; s < splits; ++s) m = fmaxf(m, __ldcg(top + s));
-    for (u32 s = 0; s < splits; ++s) l += __expf(__ldcg(top + s) - m) * __ldcg(sum + s);
-    for (u32 d = b.lane; d < p.head_dim; d += 32) {
-      float o = 0;
-      for (u32 s = 0; s < splits; ++s) o += __expf(__ldcg(top + s) - m) * __ldcg(out + (u64)s * p.head_dim + d);
-      ((u16*)p.attention)[fragment_index(h * p.head_dim + d, row)] = to_bf16(o / l);
+  u64 at = ((u64)row * p.heads + t.c) * p.splits;
+  const float *top = (const float*)p.part_max + at, *sum = (const float*)p.part_sum + at, *out = (const float*)p.part_out + at * p.head_dim;
+  float m = NEG_INF, l = 0;
+  for (u32 s = lane; s < splits; s += 32) m = fmaxf(m, __ldcg(top + s));
+  for (u32 o = 16; o; o >>= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
+  float4 y = {0, 0, 0, 0};
+  for (u32 base = 0; base < splits; base += 32) {
+    u32 n = min(32u, splits - base);
+    float weight = lane < n ? __expf(__ldcg(top + base + lane) - m) : 0;
+    if (lane < n) l += weight * __ldcg(sum + base + lane);
+#pragma unroll 8
+    for (u32 s = 0; s < n; ++s) {
+      float w = __shfl_sync(~0u, weight, s);
+      if (d < p.head_dim) {
+        float4 v = __ldcg((const float4*)(out + (u64)(base + s) * p.head_dim + d));
+        y.x += w * v.x, y.y += w * v.y, y.z += w * v.z, y.w += w * v.w;
+      }
     }
+  }
+  for (u32 o = 16; o; o >>= 1) l += __shfl_xor_sync(~0u, l, o);
+  if (d < p.head_dim) {
+    u16* to = (u16*)p.attention;
+    *(u32*)(to + fragment_index(t.c * p.head_dim + d, row)) = pack_bf16(y.x / l, y.y / l);
+    *(u32*)(to + fragment_index(t.c * p.head_dim + d + 2, row)) = pack_bf16(y.z / l, y.w / l);
   }
 }

@@ -4,8 +4,14 @@
 //   ring.anchor(step);                                          // before the first record, then at least every 2 s
 //   u32 t0 = (u32)ptx::global_ns(), c0 = ptx::cycles();         // claim
 //   ...                                                         // more cycle stamps as the task goes on
+//   ptx::fence();                                               // the task's own release fence ...
+//   ptx::add_relaxed(counter);
+//   ring.publish();                                             // ... serves the records written before it too
 //   ring.write(task, step, t0, ready - c0, begin - c0, end - c0, publish - c0, last_wait, fill, flags);
-//   ring.step(step + 1);                                        // after the last record of a step
+//   ring.step(step + 1);                                        // after the last record of a step: releases them all
+//
+// A release costs the wait for all stores before it, so a record does not get one of its own: the head that covers it goes out
+// behind the next task's fence, or at the end of the step.
 #pragma once
 #include "ptx.cuh"
 
@@ -22,11 +28,11 @@ struct Ring {
   Live* live;
   const u64* limit;  // records the ring may hold in its life: the host moves it on in capture mode
   u32 mask, shift;
-  u64 head;
+  u64 head, room;      // records written; what the limit was when it was read last
 
   __device__ __forceinline__ Ring(Record* all_records, Live* all_live, const u64* limits, u32 capacity, u32 ring)
       : records(all_records + (u64)ring * capacity), live(all_live + ring), limit(limits + ring), mask(capacity - 1),
-        shift(31 - __clz(capacity)), head(all_live[ring].head) {}
+        shift(31 - __clz(capacity)), head(all_live[ring].head), room(*(const volatile u64*)limit) {}
 
   __device__ __forceinline__ void anchor(u64 step_number) {
     u64 ns = ptx::global_ns(), now;
@@ -36,18 +42,26 @@ struct Ring {
     live->anchor_step = step_number;
   }
 
-  __device__ __forceinline__ void step(u64 number) { ptx::store_release(&live->step, number); }
+  // After a fence: what was written before it may be read.
+  __device__ __forceinline__ void publish() { ptx::store_relaxed(&live->head, head); }
+
+  __device__ __forceinline__ void step(u64 number) {
+    ptx::fence();
+    publish();
+    ptx::store_release(&live->step, number);
+  }
 
   __device__ __forceinline__ void write(u32 task, u32 step_number, u32 claim, u32 ready, u32 begin, u32 end, u32 publish, u32 last_wait, u32 fill,
                         u32 flags) {
-    if (head < *(const volatile u64*)limit) {
+    if (head >= room) room = *(const volatile u64*)limit;
+    if (head < room) {
       u32 lap = (u32)(head >> shift) + 1;
       Record* r = records + ((u32)head & mask);
       ptx::store_stream(r, make_uint4(claim, ready, begin, (u32)head + 1));
       ptx::store_stream((char*)r + 16, make_uint4(end, publish, task | step_number << TASK_BITS,
                                                   (last_wait & 0xfff) | (fill & 15) << 12 | flags << 16 | lap << 24));
     }
-    ptx::store_release(&live->head, ++head);  // written or not, so that lost = head - received stays exact
+    ++head;  // written or not, so that lost = head - received stays exact
   }
 };
 

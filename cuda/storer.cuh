@@ -121,13 +121,15 @@ struct Storer {
     if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if ((t.order & (STORERS - 1)) != index) return true;
 #if MK_TRACE
-    u32 now_ns = (u32)ptx::global_ns(), now = ptx::cycles();
-    Stamp s = {now_ns, now, now, now, now, mkviz::NO_WAIT};
+    Stamp s;
 #endif
     u32 last_wait, work = 0;
     bool worked;
     if (is_vector(t.op)) {
       jitter(b.p, b.sm * 8 + 3, t.id);
+#if MK_TRACE
+      s.ns = (u32)ptx::global_ns(), s.claim = ptx::cycles();
+#endif
       if (!vector_task(t, last_wait)) return false;
 #if MK_TRACE
       s.ready = s.begin = ptx::cycles(), s.notes = last_wait;
@@ -143,6 +145,8 @@ struct Storer {
         jitter(b.p, b.sm * 8 + 4, t.id);
 #if MK_TRACE
         s = stamp_of(b, work);
+      } else {
+        s.ns = (u32)ptx::global_ns(), s.claim = s.ready = s.begin = s.end = ptx::cycles(), s.notes = mkviz::NO_WAIT;
 #endif
       }
     }
@@ -151,8 +155,10 @@ struct Storer {
 #if MK_TRACE
       u32 publish = ptx::cycles();
 #endif
-      for (u32 i = 0; i < t.raises; ++i) ptx::add_release((u32*)b.p.counters + t.raise[i] * 32);
+      ptx::fence();
+      for (u32 i = 0; i < t.raises; ++i) ptx::add_relaxed((u32*)b.p.counters + t.raise[i] * 32);
 #if MK_TRACE
+      ring.publish();
       u32 kind = worked ? mkviz::TASK : mkviz::SKIPPED;
       ring.write(t.id, (u32)step_number() & 1023, s.ns, s.ready - s.claim, s.begin - s.claim, s.end - s.claim, publish - s.claim,
                  s.notes & 0xfff, s.notes >> 12 & 15, (s.notes >> 16) | kind | (t.raises ? 0u : (u32)mkviz::COVERED));

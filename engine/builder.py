@@ -50,7 +50,7 @@ class StepGraph:
     """A graph and, per task, what its op needs to know: ``args`` i32[tasks, 4].
 
     embed, pick: first row, end row · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
-    attention: first row, end row, KV head, split · merge: first row, end row, KV head · all others: first weight row, rows,
+    attention: first row, end row, KV head, split · merge: first row, end row, query head · all others: first weight row, rows,
     1 for shared experts.
     """
 
@@ -116,7 +116,7 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
             matrix("router", config.experts, hidden, tiling.router, layer=layer, waits=[ffn_in], raises=[router])
 
         splits = layer_splits(config, layer, shape)
-        tile = 0
+        tile = merges = 0
         for block, (first, end) in enumerate(blocks):
             for g in range(config.kv_heads):
                 part = att if splits == 1 else b.counter(f"part.{layer}.{block}.{g}")
@@ -125,8 +125,11 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
                     add("attention", layer, tile=tile, a=(first, end, g, split), read=2 * SPLIT * d * weight_bytes, macs=macs,
                         waits=[qkv[g]], raises=[part])  # fmt: skip
                     tile += 1
-                if splits > 1:
-                    add("merge", layer, tile=block * config.kv_heads + g, a=(first, end, g), waits=[part], raises=[att])
+                if splits == 1:
+                    continue
+                for head in range(g * group, (g + 1) * group):
+                    add("merge", layer, tile=merges, a=(first, end, head), waits=[part], raises=[att])
+                    merges += 1
 
         if spec.mlp == "moe":
             slots = min(config.experts, rows * config.top_k)

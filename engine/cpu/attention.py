@@ -98,11 +98,9 @@ def attention(binding, scratch, serial, layer, slots, tile, first, end, g, split
 
 
 @cfunc(SIGNATURE, cache=True)
-def merge(binding, scratch, serial, layer, slot, tile, first, end, g, _d):
+def merge(binding, scratch, serial, layer, slot, tile, first, end, head, _d):
     b = load_binding(binding)
-    group = b.heads // b.kv_heads
     end = min(end, row_count(b))
     for r in range(first, end):
-        for h in range(g * group, (g + 1) * group):
-            _combine(b, layer, r, h)
+        _combine(b, layer, r, head)
     return 1 if end > first else 0
