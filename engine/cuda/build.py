@@ -14,7 +14,6 @@ from engine.models import models_dir
 from mkviz.errors import MkvizError
 from mkviz.locate import device_dirs, device_file
 
-ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 THREADS = 512  # of a block: 16 warps (cuda/block.cuh)
 
 
@@ -52,6 +51,12 @@ def include_options() -> list[str]:
     return options
 
 
+def _options(arch: int, defines: dict[str, int]) -> tuple[str, ...]:
+    """All options but where headers lie; part of the cache key."""
+    fixed = f"-arch=sm_{arch}", "-std=c++17", "--ptxas-options=-v", "-default-device"
+    return *fixed, *(f"-D{k}={v}" for k, v in sorted(defines.items()))
+
+
 def compile_cubin(
     source: str, arch: int, defines: dict[str, int] | None = None, name: str = "megakernel.cu"
 ) -> tuple[bytes, str]:
@@ -59,14 +64,11 @@ def compile_cubin(
     if arch < 80:
         raise MkvizError(f"GPU architecture sm_{arch}", "sm_80 or newer (mma.sync on bf16)")
     binding = nvrtc()
-    options = [
-        f"-arch=sm_{arch}", "-std=c++17", "--ptxas-options=-v", "-default-device", *include_options(),
-        *(f"-D{k}={v}" for k, v in (defines or {}).items()),
-    ]  # fmt: skip
     program = binding.createProgram(source, name, (), ())
     try:
-        binding.compileProgram(program, tuple(options))
-        return bytes(binding.getCUBIN(program)), binding.getProgramLog(program)
+        binding.compileProgram(program, (*_options(arch, defines or {}), *include_options()))
+        # CuPy cuts off the last byte, a zero at the end of the ELF's program headers: drivers do not mind, disassemblers do
+        return bytes(binding.getCUBIN(program)) + b"\0", binding.getProgramLog(program)
     except binding.NVRTCError:
         log = binding.getProgramLog(program)
         first = next((line for line in log.splitlines() if "error" in line), log.strip() or "no message")
@@ -81,7 +83,7 @@ def megakernel(arch: int, **defines: int) -> Path:
     The cache key is the hash of source, headers, options, compiler version and architecture.
     """
     source = device_file("megakernel.cu")
-    digest = hashlib.sha256(repr((arch, sorted(defines.items()), nvrtc().getVersion())).encode())
+    digest = hashlib.sha256(repr((_options(arch, defines), nvrtc().getVersion())).encode())
     for folder in device_dirs():
         for file in [*sorted(folder.glob("*.*h")), source]:
             if file.is_file():
