@@ -14,10 +14,11 @@ import numpy as np
 HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8A6FDF")
 WAIT = "#8d949e"
 
-# ops whose neighbours in time get hues that are far apart
+# of the ops people know: neighbours in time are far apart, kin share a hue (8 and 16 places on it is lighter and darker)
 _PLACES = {
-    "qkv": 0, "attention": 1, "o": 2, "o_proj": 2, "router": 3, "expert_up": 4, "expert_down": 5, "gate_up": 4, "up": 4,
-    "down": 5, "lm_head": 7, "head": 7, "embed": 6, "norm": 6, "sample": 6,
+    "qkv": 0, "attention": 1, "merge": 9, "o": 2, "o_proj": 2, "router": 3, "pick": 11, "expert_up": 4, "shared_up": 20,
+    "dense_up": 12, "gate_up": 4, "up": 4, "expert_down": 5, "shared_down": 21, "dense_down": 13, "down": 5, "lm_head": 7,
+    "head": 7, "embed": 6, "norm": 14, "sample": 15,
 }  # fmt: skip
 
 IDLE = 255  # palette index of "nothing", transparent
@@ -33,19 +34,17 @@ COLOURS = (*HUES, *(_mix(h, "#ffffff", 0.45) for h in HUES), *(_mix(h, "#000000"
 
 
 def op_colours(ops: tuple[str, ...]) -> list[str]:
-    """A colour per op.  Depends on the names alone; two ops share one only when there are more than 24, or in rare clashes of
-    unknown names that an earlier op already took (the later one moves to the next free colour)."""
-    taken: dict[int, str] = {}
-    out = []
-    for op in ops:
-        place = _PLACES.get(op, zlib.crc32(op.encode()) % len(COLOURS))
-        for shift in range(len(COLOURS)):
-            at = (place + shift) % len(COLOURS)
-            if taken.setdefault(at, op) == op:
-                place = at
-                break
-        out.append(COLOURS[place])
-    return out
+    """A colour per op, which follows from its name.
+
+    A name that clashes with one already placed moves on to the next free colour; well-known names are placed first.  Only
+    beyond 24 ops do two share one.
+    """
+    places: dict[str, int] = {}
+    for op in sorted(ops, key=lambda op: (op not in _PLACES, op)):
+        first = _PLACES.get(op, zlib.crc32(op.encode()) % len(COLOURS))
+        nearest = ((first + shift) % len(COLOURS) for shift in range(len(COLOURS)))
+        places[op] = next((place for place in nearest if place not in places.values()), first)
+    return [COLOURS[places[op]] for op in ops]
 
 
 def ramp(stops: tuple[str, ...], n: int) -> list[str]:

@@ -6,7 +6,9 @@ export function render({model, el}) {
     <button type="button" class="live" title="follow the newest steps (L)"></button>
     <button type="button" class="pause" title="freeze the view, keep recording (space)"></button>
     <div class="modes" role="radiogroup" aria-label="colour"><span>colour</span></div>
-    <input type="search" aria-label="search" placeholder="/ search: op, L3" spellcheck="false">
+    <input type="search" aria-label="search" placeholder="/ search: op, L3"
+      title="words of an op's name, L3 for layer 3; Enter goes to the next task that matches" spellcheck="false">
+    <output></output>
     <button type="button" class="help" title="keys (?)" aria-label="keys">?</button>`
   const $ = (q) => el.querySelector(q)
   const source = $("select"), live = $(".live"), pause = $(".pause"), search = $("input")
@@ -30,13 +32,15 @@ export function render({model, el}) {
     for (const button of el.querySelectorAll("[data-mode]")) {
       button.setAttribute("aria-checked", String(button.dataset.mode === model.mode))
     }
+    $("output").textContent = model.found
     if (search.getRootNode().activeElement !== search) search.value = model.query
   }
   source.addEventListener("change", () => send("source", source.value))
   live.addEventListener("click", () => send("live", true))
   pause.addEventListener("click", () => send("pause", true))
+  search.addEventListener("keydown", (event) => { if (event.key === "Enter") send("next", true) })
   search.addEventListener("input", () => send("search", search.value))
   $(".help").addEventListener("click", () => window.dispatchEvent(new KeyboardEvent("keydown", {key: "?"})))
-  model.on(["sources", "source", "following", "paused", "is_live", "mode", "query"], update)
+  model.on(["sources", "source", "following", "paused", "is_live", "mode", "query", "found"], update)
   update()
 }

@@ -20,6 +20,7 @@ class Bar(JSComponent):
     modes = param.List(list(MODES))
     mode = param.String(MODES[0])
     query = param.String("")
+    found = param.String("", doc="how many tasks match the search")
 
     _esm = HERE / "bar.js"
     _stylesheets = [asset("bar.css")]  # noqa: RUF012

@@ -95,6 +95,7 @@ export function render({model, el}) {
     event.preventDefault()
     if (model.running) return
     model.send_msg({type: "generate", prompt: prompt.value, model: choice.value})
+    prompt.value = ""
   })
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit() }

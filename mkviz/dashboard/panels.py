@@ -21,6 +21,7 @@ from mkviz.dashboard.timeline import Timeline
 from mkviz.dashboard.units import duration, percent, size
 
 if TYPE_CHECKING:
+    from mkviz.dashboard.scene import Scene
     from mkviz.dashboard.session import Session
     from mkviz.store import Snapshot
 
@@ -93,7 +94,9 @@ class Panels:
 
     def show_state(self, session: Session, snapshot: Snapshot | None) -> None:
         """Words in the middle of an empty timeline."""
-        if snapshot is None:
+        if session.generation and session.generation.state == "loading":
+            text = f"Loading {session.generation.model}: the first time takes longer"
+        elif snapshot is None:
             text = "Nothing to show yet: " + ("write a prompt and press Generate" if session.hub.openers else "open a trace")
         elif session.generation and not session.generation.over:
             text = "Capturing: 0 tasks so far"
@@ -148,6 +151,7 @@ class Panels:
             paused=session.paused,
             mode=session.look.mode,
             query=session.look.query,
+            found=_found(session.scene),
         )
 
     # slower parts
@@ -238,6 +242,16 @@ class Panels:
         """One line under the text."""
         if (self.chat.note, self.chat.note_kind) != (text, kind):
             self.chat.param.update(note=text, note_kind=kind)
+
+
+def _found(scene: Scene | None) -> str:
+    """How many tasks of a step match the search (of the newest step's graph, which is what a search is about)."""
+    if scene is None or scene.matches is None or not len(scene.snapshot.steps):
+        return ""
+    graph = int(scene.snapshot.steps["graph"][-1])
+    start = scene.tables.start[graph]
+    matching = int(scene.matches[start : start + len(scene.snapshot.graphs[graph][0])].sum())
+    return f"{matching} a step" if matching else "no match"
 
 
 def _range_of(steps: np.ndarray) -> str:

@@ -100,6 +100,25 @@ def waited(snapshot: Snapshot, at: Hit) -> tuple[float, str]:
     return long, f"{name} (last raised by {graph.label(int(snapshot.task[final]))} on SM {lane_of(snapshot, at.step, final)})"
 
 
+def next_match(scene: Scene, time: float) -> tuple[int, int] | None:
+    """(step, row) of the first matching task that begins after ``time`` (ns since origin); the first of all when none does."""
+    snapshot, first = scene.snapshot, None
+    begins = snapshot.steps["begin"] - snapshot.origin
+    for step in range(len(snapshot.steps)):
+        if first is not None and step + 1 < len(begins) and begins[step + 1] <= time:
+            continue
+        rows = slice(int(snapshot.lane_ptr[step, 0]), int(snapshot.lane_ptr[step, -1]))
+        start = scene.tables.start[int(snapshot.steps["graph"][step])]
+        hits = rows.start + np.flatnonzero(scene.matches[start + snapshot.task[rows]])
+        hits = hits[np.argsort(snapshot.begin[hits], kind="stable")]
+        if len(hits) and first is None:
+            first = step, int(hits[0])
+        later = hits[snapshot.begin[hits] - snapshot.origin > time]
+        if len(later):
+            return step, int(later[0])
+    return first
+
+
 def facts(scene: Scene, at: Hit) -> list[tuple[str, str]]:
     """[(name, value)] about a hit, for the hover and the pinned panel."""
     snapshot = scene.snapshot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def serve(traces: Sequence[Path], port: int, open_browser: bool = True) -> None:
     print(f"mkviz is at {address} (Ctrl-C stops it)", flush=True)
     server.start()
     with tempfile.TemporaryDirectory(prefix="mkviz-window-", ignore_cleanup_errors=True) as profile:
-        window = _open(address, profile) if open_browser else None
+        window = _open(address, profile) if open_browser and _has_screen() else None
         if window is not None:
             server.io_loop.add_callback(_watch, server, window)
         try:
@@ -67,6 +68,11 @@ def _open(address: str, profile: str) -> subprocess.Popen | None:
         return None
     command = [browser, f"--app={address}", f"--user-data-dir={profile}", "--no-first-run", "--window-size=1480,940"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _has_screen() -> bool:
+    """Without one, a text browser would take over the terminal."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _watch(server, window: subprocess.Popen) -> None:

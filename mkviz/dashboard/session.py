@@ -11,7 +11,7 @@ import numpy as np
 import panel as pn
 
 from mkviz import lod
-from mkviz.dashboard import probe
+from mkviz.dashboard import moves, probe
 from mkviz.dashboard.generation import Generation
 from mkviz.dashboard.scene import Look, Scene
 from mkviz.errors import MkvizError
@@ -28,6 +28,7 @@ TICK_MS = 100
 IN_FLIGHT = 2  # frames sent and not drawn yet, above which no more are sent
 STALE_S = 2.0  # an ack that has not come by then is taken as lost
 SLOW_S = {"stats": 0.3, "legend": 0.4, "minimap": 1.0}
+RECENT_STEPS = 16  # from which a live view learns how long a step takes
 FOLLOW_STEPS = 4  # steps that a live view shows at first
 FIT_STEPS = 12  # a source of up to so many steps is first shown whole
 
@@ -41,7 +42,7 @@ class Session:
         self.source_name = ""
         self.x0, self.x1, self.width, self.height = 0.0, 1e6, 1000.0, 400.0
         self.follow, self.paused, self.placed = True, False, False
-        self.window = 0.0  # ns that a following view shows
+        self.window, self.chosen = 0.0, False  # ns that a following view shows; did the user choose it
         self.pinned: tuple[int, int] | None = None  # (step number, task)
         self.range: tuple[float, float] | None = None
         self.generation: Generation | None = None
@@ -66,7 +67,7 @@ class Session:
         if name == self.source_name or name not in self.hub.sources:
             return
         self.source_name, self._snapshot, self._tables, self.scene = name, None, None, None
-        self.placed, self.paused, self.follow, self.window = False, False, True, 0.0
+        self.placed, self.paused, self.follow, self.window, self.chosen = False, False, True, 0.0, False
         self.pinned = self.range = None
         self._shown, self._keys = (), {}
         self.panels.clear()
@@ -145,8 +146,6 @@ class Session:
         """The first view of a source."""
         self.placed = True
         steps = snapshot.steps
-        length = float(np.median(steps["end"] - steps["begin"])) or 1e6
-        self.window = self.window or length * FOLLOW_STEPS
         if not snapshot.closed:
             return
         self.follow = False
@@ -154,7 +153,13 @@ class Session:
         self.go(int(steps["begin"][first]) - snapshot.origin, int(steps["end"][last]) - snapshot.origin)
 
     def _keep_up(self, snapshot: Snapshot) -> None:
-        end = float(snapshot.extent[1])
+        """Show the newest steps: a few of them, or as long a time as the user last chose."""
+        recent, end = snapshot.steps[-RECENT_STEPS:], float(snapshot.extent[1])
+        if not self.chosen:
+            period = np.diff(recent["begin"]) if len(recent) > 2 else recent["end"] - recent["begin"]
+            fitting = max(1000.0, FOLLOW_STEPS * float(np.median(period)))
+            if not 0.6 < self.window / fitting < 1.7:  # a window that changed with every step would flicker
+                self.window = fitting
         self.x0, self.x1 = end - self.window, end
 
     def go(self, x0: float, x1: float, follow: bool = False) -> None:
@@ -212,11 +217,11 @@ class Session:
         if self.scene is None:
             return
         at = probe.hit(self.scene.snapshot, time_ns, self.panels.timeline.lane_at(y))
-        self.pinned = None if at is None or at.row < 0 else self._identity(at.step, at.row)
+        self.pinned = None if at is None or at.row < 0 else self.identity(at.step, at.row)
         self.send()
         self.panels.show_pin(self)
 
-    def _identity(self, step: int, row: int) -> tuple[int, int]:
+    def identity(self, step: int, row: int) -> tuple[int, int]:
         snapshot = self.scene.snapshot
         return int(snapshot.steps["step"][step]), int(snapshot.task[row])
 
@@ -241,66 +246,15 @@ class Session:
         elif key == " ":
             self.pause()
         elif key in ("f", "fit"):
-            self._fit(key == "fit")
+            moves.fit(self, everything=key == "fit")
         elif key in (".", ","):
-            self._along_lane(1 if key == "." else -1)
+            moves.along_lane(self, 1 if key == "." else -1)
         elif key in ("[", "]"):
-            self._along_steps(1 if key == "]" else -1)
+            moves.along_steps(self, 1 if key == "]" else -1)
         self.send()
         self.panels.show_pin(self)
         self.panels.show_range(self)
         self.panels.show_follow(self)
-
-    def _fit(self, everything: bool) -> None:
-        if self.scene is None:
-            return
-        snapshot, at = self.scene.snapshot, self.pinned_hit()
-        if everything or (at is None and self.range is None):
-            self.go(*snapshot.extent)
-        elif at is not None:
-            begin, end = (float(c[at.row] - snapshot.origin) for c in (snapshot.begin, snapshot.end))
-            around = 4 * (end - begin)
-            self.go(min(at.free, begin) - around, end + around)
-        else:
-            self.go(*self.range)
-
-    def _along_lane(self, direction: int) -> None:
-        at = self.pinned_hit()
-        if at is None:
-            return
-        snapshot, step, row = self.scene.snapshot, at.step, at.row + direction
-        while 0 <= step < len(snapshot.steps):
-            first, stop = snapshot.lane_ptr[step, at.lane : at.lane + 2]
-            if first <= row < stop:
-                break
-            step += direction
-            if 0 <= step < len(snapshot.steps):
-                row = int(snapshot.lane_ptr[step, at.lane] if direction > 0 else snapshot.lane_ptr[step, at.lane + 1] - 1)
-        else:
-            return
-        self.pinned = self._identity(step, row)
-        begin, end = (float(c[row] - snapshot.origin) for c in (snapshot.begin, snapshot.end))
-        if begin < self.x0 or end > self.x1:
-            half = (self.x1 - self.x0) / 2
-            self.go((begin + end) / 2 - half, (begin + end) / 2 + half)
-
-    def _along_steps(self, direction: int) -> None:
-        if self.scene is None:
-            return
-        steps = self.scene.snapshot.steps
-        begin = steps["begin"] - self.scene.snapshot.origin
-        middle = (self.x0 + self.x1) / 2
-        at = int(np.clip(np.searchsorted(begin, middle, side="right") - 1 + direction, 0, len(steps) - 1))
-        self.show_step(int(steps["step"][at]))
-
-    def show_step(self, number: int) -> None:
-        """Move to one step, with a little of its neighbours."""
-        snapshot = self.snapshot()
-        at = snapshot.index_of(number) if snapshot else -1
-        if at < 0:
-            return
-        begin, end = (float(snapshot.steps[k][at] - snapshot.origin) for k in ("begin", "end"))
-        self.go(begin - 0.08 * (end - begin), end + 0.08 * (end - begin))
 
     # controls
 
@@ -308,7 +262,7 @@ class Session:
         """Return to the newest steps, at the zoom of now."""
         self.paused = False
         if self.placed and not self.follow:
-            self.window = max(self.x1 - self.x0, 1000.0)
+            self.window, self.chosen = max(self.x1 - self.x0, 1000.0), True
         self.follow = True
         snapshot = self.snapshot()
         if snapshot is not None and len(snapshot.steps):
@@ -336,6 +290,10 @@ class Session:
                 self.set_look(mode=value)
             elif kind == "search":
                 self.set_look(query=value)
+            elif kind == "next":
+                moves.next_match(self)
+                self.send()
+                self.panels.show_pin(self)
 
     def legend_clicked(self, op: str, alone: bool) -> None:
         ops = set(self.scene.snapshot.ops) if self.scene else {op}
@@ -361,7 +319,7 @@ class Session:
             elif kind == "over":
                 self.panels.show_step_band(self, int(message["step"]))
             elif kind == "goto":
-                self.show_step(int(message["step"]))
+                moves.show_step(self, int(message["step"]))
                 self.send()
 
     def generate(self, prompt: str, model: str) -> None:

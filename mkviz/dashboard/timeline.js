@@ -14,8 +14,11 @@ const current = (pages[frame.id] ??= setUp())
 current.apply()
 
 function setUp() {
-  Object.values(pages).forEach((old) => old.close())
-  for (const id of Object.keys(pages)) delete pages[id]
+  const cell = frame.tags.includes("cell")  // of a notebook: one figure of many, and not the only one who hears keys
+  if (!cell) {
+    Object.values(pages).forEach((old) => old.close())
+    for (const id of Object.keys(pages)) delete pages[id]
+  }
   const abort = new AbortController()
   const on = (name, call, capture = false) => window.addEventListener(name, call, {signal: abort.signal, capture})
   const state = {follow: true, applying: false, moves: -1, frames: 0, timer: null, last: 0, sent: 0, pointer: null, number: 0}
@@ -110,7 +113,7 @@ function setUp() {
   }
   const shift = (share) => { const d = (x_range.end - x_range.start) * share; slide(x_range.start + d, x_range.end + d) }
   on("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return
+    if (event.ctrlKey || event.metaKey || event.altKey || (cell && !state.pointer)) return
     if (event.key === "Escape") { help.close(); order("key", {text: "Escape"}); event.composedPath()[0]?.blur?.(); return }
     if (typing(event)) return
     const at = state.pointer?.x ?? (x_range.start + x_range.end) / 2

@@ -155,7 +155,8 @@ class Timeline:
         fig.add_layout(self.band)
         channel = {"frame": self.frame, "view": self.view, "ack": self.ack, "command": self.command, "tip": self.tip,
                    "x_range": self.x_range, "plot": fig, "band": self.band}  # fmt: skip
-        self.frame.js_on_change("data", CustomJS(args=channel, code=asset("timeline.js")))
+        self._open = CustomJS(args=channel, code=asset("timeline.js"))
+        self.frame.js_on_change("data", self._open)
         moved = CustomJS(args={"frame": self.frame}, code="window.mkviz?.[frame.id]?.moved()")
         self.x_range.js_on_change("start", moved)
         self.x_range.js_on_change("end", moved)
@@ -163,6 +164,12 @@ class Timeline:
         # models that nothing draws still have to reach the page
         fig.tags = [self.view, self.ack, self.command, self.tip, self.frame]
         return fig
+
+    def in_cell(self) -> None:
+        """For a notebook, where the first frame is part of the document and others may be beside it: open the channel when the
+        figure is laid out, leave those of other figures open, and hear keys only while the pointer is on the figure."""
+        self.frame.tags = ["cell"]
+        self.root.js_on_change("inner_width", self._open)
 
     # what is shown
 
