@@ -55,7 +55,7 @@ class Table(NamedTuple):
     limit: int  # u64[sms]: records a ring may hold in its life (see mkviz.ring)
 
 
-_STEP, _CURSOR, _TASK, _AT_WAIT, _LAST_WAIT, _CLAIM = range(6)
+_STEP, _CURSOR, _TASK, _AT_WAIT, _SHOWN, _CLAIM = range(6)  # _SHOWN: the wait that the live line shows
 SM_WORDS = 6
 NOTHING, DONE = -1, -2  # in place of a task: none taken up yet; no more in this step
 
@@ -107,11 +107,10 @@ def _next_task(table, it, sm, state):
 
 
 @njit(nogil=True)
-def _record(table, it, sm, t, state, ready, begin, end, publish, flags):
+def _record(table, it, sm, t, claim, ready, begin, end, publish, last_wait, flags):
     live = pointer_u64(table.live)
     head = np.int64(live[sm * _WORDS])
     if np.uint64(head) < atomics.load_acquire(pointer_u64(table.limit), sm):
-        claim = state[_CLAIM]
         r = u32(table.records, (table.sms, table.capacity, 8))[sm, head & (table.capacity - 1)]
         lap = (head // table.capacity + 1) & 0xFF
         r[0] = np.uint32(claim & 0xFFFFFFFF)
@@ -121,7 +120,7 @@ def _record(table, it, sm, t, state, ready, begin, end, publish, flags):
         r[4] = np.uint32(min(end - claim, 0xFFFFFFFF))
         r[5] = np.uint32(min(publish - claim, 0xFFFFFFFF))
         r[6] = np.uint32(t | (it.step & STEP_MASK) << TASK_BITS)
-        r[7] = np.uint32(state[_LAST_WAIT] | flags << 16 | lap << 24)
+        r[7] = np.uint32(last_wait | flags << 16 | lap << 24)
     atomics.store_release(live, sm * _WORDS, np.uint64(head + 1))
 
 
@@ -143,7 +142,7 @@ def _take_up(table, it, sm, state):
             atomics.store_release(live, line + 1, np.uint64(it.step + 1))
         atomics.add_release(pointer_u64(table.finished), 0, np.uint64(1))
         return t
-    state[_AT_WAIT], state[_LAST_WAIT] = pointer_i32(table.wait_ptr)[t], NO_WAIT
+    state[_AT_WAIT], state[_SHOWN] = pointer_i32(table.wait_ptr)[t], NOTHING
     if it.trace:
         state[_CLAIM] = atomics.now_ns()
         live[line + 2] = np.uint64(t | _WAITING << 32)
@@ -161,8 +160,8 @@ def _waits_met(table, it, sm, t, state):
         target = np.uint32(np.uint32(it.epoch) * pointer_u32(table.arrivals)[c] + pointer_u32(table.wait_need)[w])
         if np.int32(atomics.load_acquire(pointer_u32(table.counters), c) - target) < 0:
             state[_AT_WAIT] = w
-            if state[_LAST_WAIT] != w - wait_ptr[t]:
-                state[_LAST_WAIT] = w - wait_ptr[t]
+            if state[_SHOWN] != w:
+                state[_SHOWN] = w
                 pointer_u64(table.live)[sm * _WORDS + 4] = np.uint64(np.int64(c) | np.int64(target) << 32)
             return False
         w += 1
@@ -180,18 +179,20 @@ def _execute(table, it, scratch, sm, t, state):
     """
     raised = pointer_i64(table.raised)
     if it.trace:
-        begin, ready = atomics.now_ns(), state[_CLAIM]
+        begin, ready, last_wait = atomics.now_ns(), np.int64(0), np.int64(NO_WAIT)
         wait_ptr = pointer_i32(table.wait_ptr)
         for w in range(wait_ptr[t], wait_ptr[t + 1]):
-            ready = max(ready, atomics.load_acquire(raised, pointer_i32(table.wait_counter)[w]))
-        ready = min(ready, begin)  # a counter may go on beyond what the task needs
+            there = atomics.load_acquire(raised, pointer_i32(table.wait_counter)[w])
+            if there > ready:
+                ready, last_wait = there, w - wait_ptr[t]
+        ready = min(max(ready, state[_CLAIM]), begin)  # a counter may go on beyond what the task needs
         live = pointer_u64(table.live)
         live[sm * _WORDS + 2] = np.uint64(t | _RUNNING << 32)
         live[sm * _WORDS + 3] = np.uint64(begin)
         worked = _run(table, it, scratch, t)
         end = publish = atomics.now_ns()
     else:
-        ready = begin = end = publish = 0
+        ready = begin = end = publish = last_wait = 0
         worked = _run(table, it, scratch, t)
     raise_ptr = pointer_i32(table.raise_ptr)
     first, last = np.int64(raise_ptr[t]), np.int64(raise_ptr[t + 1])
@@ -205,7 +206,7 @@ def _execute(table, it, scratch, sm, t, state):
     if it.trace:
         flags = KIND_TASK if worked else KIND_SKIPPED
         flags = flags if last > first else flags | FLAG_COVERED
-        _record(table, it, sm, t, state, ready, begin, end, publish, flags)
+        _record(table, it, sm, t, state[_CLAIM], ready, begin, end, publish, last_wait, flags)
 
 
 @cfunc(types.int64(*[types.int64] * 4), cache=True)

@@ -37,11 +37,12 @@ class Rows:
         self.done = [0] * len(tokens)
         self.logits = [np.zeros((0, backend.config.vocab), np.float32) for _ in tokens]
         self.mixed = 0  # steps in which one sequence had a single row and another had several
+        self.plans, self.results = [], []  # StepPlan, StepResult of each step
         self._free = self.rng.permutation(backend._arrays["kv"].shape[0]).tolist()  # pages of a sequence lie anywhere
         self._pages = [[] for _ in tokens]
 
-    def step(self, counts: list[int]) -> np.ndarray:
-        """``counts[i]`` more rows of sequence i, all with logits; i32[rows]: their greedy tokens."""
+    def step(self, counts: list[int], wanted: list[bool] | None = None) -> np.ndarray:
+        """``counts[i]`` more rows of sequence i, with logits where ``wanted`` (all, by default); i32[rows]: greedy tokens."""
         token, position, owner = [], [], []
         for i, n in enumerate(counts):
             at = self.done[i]
@@ -55,8 +56,11 @@ class Rows:
         for i, own in enumerate(self._pages):
             pages[i, : len(own)] = own
         i32 = np.int32
-        plan = StepPlan(np.array(token, i32), np.array(position, i32), np.array(owner, i32), np.ones(len(token), bool), pages)
+        wants = np.ones(len(token), bool) if wanted is None else np.array(wanted, bool)[owner]
+        plan = StepPlan(np.array(token, i32), np.array(position, i32), np.array(owner, i32), wants, pages)
         result = self.backend.step(plan)
+        self.plans.append(plan)
+        self.results.append(result)
         for i, n in enumerate(counts):
             mine = plan.sequence == i
             self.logits[i] = np.concatenate([self.logits[i], result.logits[mine]])
