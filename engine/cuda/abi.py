@@ -13,6 +13,7 @@ WARPS = MATH_WARPS + 1 + FEEDERS + STORERS
 ROLES = ("loader", "feeder", "math", *(f"storer {i}" for i in range(STORERS)))
 ROUTE_SLOTS = 64  # slots of a layer that the routes table has room for
 NO_COUNTER = 0xFFFFFFFF
+ROUTERS = ("sigmoid", "softmax_chosen", "softmax_all")  # Params.router_kind
 
 
 def _struct(*fields: tuple) -> np.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,7 @@ import numpy as np
 from engine.builder import StepGraph, StepShape, build_graph
 from engine.checkpoint import Weights
 from engine.config import ModelConfig
-from engine.cpu.routing import ROUTERS
-from engine.cuda import abi
+from engine.cuda import abi, memory
 from engine.cuda.build import THREADS, megakernel
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
@@ -19,14 +19,14 @@ from engine.cuda.program import Program, make_program
 from engine.cuda.random_weights import RandomWeights
 from engine.cuda.weights import PackedWeights, check_supported
 from engine.plan import StepPlan, StepResult
-from engine.tiling import PAGE, Tiling
+from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.policies import make_schedule
 from mkviz.schedule import Schedule
 from mkviz.validate import check
 
-FIXED_SHARED = 44 << 10  # bytes of a block's shared memory besides ring, activations and q; the build asserts that it is enough
+FIXED_SHARED = 49 << 10  # bytes of a block's shared memory besides ring, activations and q; the build asserts that it is enough
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
@@ -60,6 +60,10 @@ class CudaBackend:
                  trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
                  poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None):  # fmt: skip
         check_supported(config)
+        if trace not in (0, 1, 2):
+            raise MkvizError(f"trace: {trace!r}", "0 (off), 1 (a record a task) or 2 (with the phases inside)")
+        if ring_capacity < 4 or ring_capacity & (ring_capacity - 1):
+            raise MkvizError(f"ring_capacity: {ring_capacity}", "a power of two, at least 4")
         self.device: Device = open_device()
         self.config, self.policy, self.trace, self.pages = config, policy, int(trace), pages
         self.sms = sms or self.device.sms
@@ -70,14 +74,22 @@ class CudaBackend:
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
         self.tiling = Tiling.for_tensor_cores(config, self.sms)
-        self._check_memory(pages, ring_capacity)
+        self._lay_out()
+        sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head))
+        need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
+        memory.check(need, self.device)
+        cubin = self._compile()
         self._stream = self.cupy.cuda.Stream(non_blocking=True)
-        with self._stream:
-            self.weights = RandomWeights(config, self.cupy) if weights is None else PackedWeights(config, weights, self.cupy)
-            self.rings = DeviceRings(self.cupy, self.sms, ring_capacity, capture)
-            self._arrays = self._allocate(pages)
+        try:
+            with self._stream:
+                self.weights = PackedWeights(config, weights, self.cupy) if weights else RandomWeights(config, self.cupy)
+                self.rings = DeviceRings(self.cupy, self.sms, ring_capacity, capture)
+                self._arrays = {name: self.cupy.zeros(shape, dtype) for name, (dtype, shape) in sizes.items()}
+                self._arrays["rope_table"].set(memory.rope_table(config))
+        except self.cupy.cuda.memory.OutOfMemoryError:  # packing takes some more for a while, and others may be quicker
+            raise memory.too_little(need, self.device) from None
         self._stream.synchronize()
-        self._launch = self._load()
+        self._launch = self._load(cubin)
         self._events = (self.cupy.cuda.Event(), self.cupy.cuda.Event())
         self.device_us = 0.0  # of the last launch, by events
         self._programs: dict[StepShape, tuple[int, Program, dict[str, Any], list[int]]] = {}
@@ -86,58 +98,7 @@ class CudaBackend:
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def page_bytes(config: ModelConfig) -> int:
-        return len(config.layers) * config.kv_heads * 2 * PAGE * config.head_dim * 2
-
-    def _check_memory(self, pages: int, ring_capacity: int) -> None:
-        need = {
-            "weights": PackedWeights.bytes_needed(self.config), "KV pages": pages * self.page_bytes(self.config),
-            "rings": self.sms * abi.STORERS * ring_capacity * 32, "logits and scratch": 64 * self.config.vocab + (64 << 20),
-        }  # fmt: skip
-        if (total := sum(need.values())) > self.device.free:
-            parts = ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in need.items())
-            free = f"{self.device.free / 1e9:.2f} GB free on {self.device.name}"
-            raise MkvizError(
-                f"device memory: {total / 1e9:.2f} GB needed ({parts}), {free}",
-                "fewer pages, a smaller model, or a larger GPU",
-            )
-
-    def _allocate(self, pages: int) -> dict[str, Any]:
-        c, xp, rows = self.config, self.cupy, abi.ROWS
-        splits = StepShape.covering(1, c.max_positions).splits
-        moe = max((s.width for s in c.layers if s.mlp == "moe"), default=0)
-        dense = max((s.width for s in c.layers if s.mlp == "dense"), default=0)
-        slots = min(c.experts, rows * c.top_k)
-        angle = np.arange(c.max_positions, dtype=np.float32)[:, None] * c.inv_freq()
-        table = np.stack([np.cos(angle), np.sin(angle)], -1) * np.float32(c.rope_scale)
-
-        def f32(*shape):
-            return xp.zeros(shape, xp.float32)
-
-        def u32(*shape):
-            return xp.zeros(shape, xp.uint32)
-
-        def u16(*shape):
-            return xp.zeros(shape, xp.uint16)
-
-        return {
-            "rope_table": xp.asarray(table.astype(np.float32)), "abort": u32(8), "stop": u32(1), "go": u32(self.max_steps + 1),
-            "token": u32(rows), "position": u32(rows), "first": u32(rows), "sequence": u32(rows), "wants": u32(rows),
-            "page_table": u32(rows, -(-c.max_positions // PAGE)), "kv": u16(pages, self.page_bytes(c) // 2),
-            "x": f32(2, rows, c.hidden), "mid": f32(rows, c.hidden), "q": u16(rows, c.heads, c.head_dim),
-            "part_out": f32(rows, c.heads, splits, c.head_dim), "part_max": f32(rows, c.heads, splits),
-            "part_sum": f32(rows, c.heads, splits), "attention": u16(c.heads * c.head_dim * rows),
-            "router_logits": f32(rows, max(1, c.experts)), "expert_hidden": u16(max(1, slots * moe * rows)),
-            "dense_hidden": u16(max(1, dense * rows)), "shared_hidden": u16(max(1, c.shared_width * rows)),
-            "logits": f32(rows, c.vocab), "tile_max": f32(rows, self._head_tiles), "tile_arg": u32(rows, self._head_tiles),
-            "greedy": u32(self.max_steps, rows), "routes": u32(len(c.layers), abi.ROUTE_SLOTS),
-            "states": u32(self.sms, len(abi.ROLES), 4),
-        }  # fmt: skip
-
-    @property
-    def _head_tiles(self) -> int:
-        return -(-self.config.vocab // self.tiling.lm_head)
+    page_bytes = staticmethod(memory.page_bytes)
 
     @property
     def kv_bytes(self) -> int:
@@ -156,18 +117,21 @@ class CudaBackend:
 
     # -- the kernel -----------------------------------------------------------------------------------------------------
 
-    def _load(self):
-        """The loaded kernel, with its ring sized to the shared memory that is left."""
+    def _lay_out(self) -> None:
+        """Divide a block's shared memory: what is left beside the fixed part and the activations is the ring."""
         c = self.config
         self.x_stride = (c.hidden // 2 + 7) // 8 * 8 + 4
-        resident = 4 * abi.ROWS * (self.x_stride + 2 * (c.head_dim // 2 + 4))
+        resident = 4 * abi.ROWS * (self.x_stride + 2 * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
         self.stages = min(16, (self.device.shared - FIXED_SHARED - resident) // abi.CHUNK)
         if self.stages < 3:
             raise MkvizError(f"hidden_size: {c.hidden}", f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
-        defines = {"MK_TRACE": self.trace, "MK_DELAYS": int(self.delays > 0), "MK_FIXED_SHARED": FIXED_SHARED}
-        module = self.cupy.RawModule(path=str(megakernel(self.device.arch, **defines)))
-        kernel = module.get_function("megakernel")
         self.shared_bytes = FIXED_SHARED + self.stages * abi.CHUNK + resident
+
+    def _compile(self) -> Path:
+        return megakernel(self.device.arch, MK_TRACE=self.trace, MK_DELAYS=int(self.delays > 0), MK_FIXED_SHARED=FIXED_SHARED)
+
+    def _load(self, cubin: Path):
+        kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")
         kernel.max_dynamic_shared_size_bytes = self.shared_bytes
         return kernel
 
@@ -201,8 +165,7 @@ class CudaBackend:
             p[name] = a.data.ptr
         p["embed"], p["head"], p["final_norm"] = (self.weights.address(n) for n in ("embed", "head", "norm"))
         p["records"], p["live"], p["limit"] = (a.data.ptr for a in (self.rings.records, self.rings.live, self.rings.limit))
-        dense = max((s.width for s in c.layers if s.mlp == "dense"), default=0)
-        moe = max((s.width for s in c.layers if s.mlp == "moe"), default=0)
+        moe, dense = memory.widths(c)
         for name, value in {
             "hidden": c.hidden, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "experts": c.experts,
             "top_k": c.top_k, "expert_k16": moe // 16, "dense_k16": dense // 16, "shared_k16": c.shared_width // 16,
@@ -210,7 +173,7 @@ class CudaBackend:
             "splits": self._arrays["part_max"].shape[2], "head_tiles": program.head_tiles, "ring_capacity": self.rings.capacity,
             "epoch": epoch & 0xFFFFFFFF, "steps": steps, "step_low": self.serial & 0xFFFFFFFF, "step_high": self.serial >> 32,
             "poll_budget": self.poll_budget, "parallel": c.parallel, "centre": c.norm == "layer",
-            "interleaved": c.rope_style == "interleaved", "router_kind": ROUTERS.index(c.router) if c.router else 0,
+            "interleaved": c.rope_style == "interleaved", "router_kind": abi.ROUTERS.index(c.router) if c.router else 0,
             "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
             "stages": self.stages, "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
@@ -241,6 +204,10 @@ class CudaBackend:
             raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
         if rows > abi.ROWS:
             raise MkvizError(f"rows: {rows} in one step", f"at most {abi.ROWS} on the cuda backend")
+        if len(plan.pages) > abi.ROWS:
+            raise MkvizError(f"sequences: {len(plan.pages)} in one step", f"at most {abi.ROWS} on the cuda backend")
+        if steps > 1 and len(np.unique(plan.sequence)) < rows:
+            raise MkvizError(f"steps: {steps} in one launch with several rows of a sequence", "1, or one row of each")
         graph_id, program, arrays, epoch = self.program(StepShape.covering(rows, keys))
         first = np.array([plan.position[plan.sequence == s].min() for s in plan.sequence], np.uint32)
         a = self._arrays
@@ -304,15 +271,16 @@ class CudaBackend:
         self.serial += steps
         task, counter = int(abort["task"]), int(abort["counter"])
         who = f"SM {abort['sm']} {('loader', 'feeder', 'math', 'storer')[int(abort['role'])]}"
-        what = g.label(task) if task < len(g) else "the next step"
+        what = f"{g.label(task)} (task {task})" if task < len(g) else "the next step"
         if counter == abi.NO_COUNTER:
             return StuckStep(f"step stuck: {what} on {who} waits for another role of its block", "report this with the trace")
         ptr, producers = g.producers
-        names = [f"{g.label(int(t))} on SM {sm[t]}" for t in producers[ptr[counter] : ptr[counter + 1]]]
+        raisers = sorted(producers[ptr[counter] : ptr[counter + 1]].tolist(), key=lambda t: sm[t] >= 0)  # the unscheduled first
+        names = [f"{g.label(t)} on {f'SM {sm[t]}' if sm[t] >= 0 else 'no SM'}" for t in raisers]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return StuckStep(
-            f"step stuck: {what} (task {task}) on {who} waits for counter {g.counters[counter]}: {abort['value']} of "
-            f"{abort['target']}; raised by {', '.join(names[:3]) or 'nobody'}{more}",
+            f"step stuck: {what} on {who} waits for counter {g.counters[counter]}: {abort['value']} of {abort['target']}; "
+            f"raised by {', '.join(names[:3]) or 'nobody'}{more}",
             "check the schedule (mkviz schedule check)",
         )
 

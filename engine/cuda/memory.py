@@ -1,0 +1,80 @@
+"""Memory: the arrays that the kernel works in, with their sizes known before anything is allocated."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from engine.builder import StepShape
+from engine.config import ModelConfig
+from engine.cuda import abi
+from engine.cuda.device import Device
+from engine.cuda.weights import PackedWeights
+from engine.tiling import PAGE
+from mkviz.errors import MkvizError
+
+Arrays = dict[str, tuple[Any, tuple[int, ...]]]  # name, as in Params -> (dtype, shape)
+
+
+def widths(config: ModelConfig) -> tuple[int, int]:
+    """Width of an expert and of a dense FFN; 0 where the model has none."""
+    moe, dense = ([s.width for s in config.layers if s.mlp == kind] for kind in ("moe", "dense"))
+    return max(moe, default=0), max(dense, default=0)
+
+
+def page_bytes(config: ModelConfig) -> int:
+    """Bytes of a KV page: 64 tokens of K and V in every layer, bf16."""
+    return len(config.layers) * config.kv_heads * 2 * PAGE * config.head_dim * 2
+
+
+def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_tiles: int) -> Arrays:
+    """All that the kernel reads and writes besides weights, task tables and rings."""
+    c, rows, f32, u32, u16 = config, abi.ROWS, np.float32, np.uint32, np.uint16
+    splits = StepShape.covering(1, c.max_positions).splits
+    moe, dense = widths(c)
+    return {
+        "rope_table": (f32, (c.max_positions, c.head_dim // 2, 2)),
+        "abort": (u32, (8,)), "stop": (u32, (1,)), "go": (u32, (max_steps + 1,)),
+        "token": (u32, (rows,)), "position": (u32, (rows,)), "first": (u32, (rows,)), "sequence": (u32, (rows,)),
+        "wants": (u32, (rows,)), "page_table": (u32, (rows, -(-c.max_positions // PAGE))),
+        "kv": (u16, (pages, page_bytes(c) // 2)), "x": (f32, (2, rows, c.hidden)), "mid": (f32, (rows, c.hidden)),
+        "q": (u16, (rows, c.heads, c.head_dim)), "part_out": (f32, (rows, c.heads, splits, c.head_dim)),
+        "part_max": (f32, (rows, c.heads, splits)), "part_sum": (f32, (rows, c.heads, splits)),
+        "attention": (u16, (c.heads * c.head_dim * rows,)), "router_logits": (f32, (rows, max(1, c.experts))),
+        "expert_hidden": (u16, (max(1, min(c.experts, rows * c.top_k) * moe * rows),)),
+        "dense_hidden": (u16, (max(1, dense * rows),)), "shared_hidden": (u16, (max(1, c.shared_width * rows),)),
+        "logits": (f32, (rows, c.vocab)), "tile_max": (f32, (rows, head_tiles)), "tile_arg": (u32, (rows, head_tiles)),
+        "greedy": (u32, (max_steps, rows)), "routes": (u32, (len(c.layers), abi.ROUTE_SLOTS)),
+        "states": (u32, (sms, len(abi.ROLES), 4)),
+    }  # fmt: skip
+
+
+def rope_table(config: ModelConfig) -> np.ndarray:
+    """f32[positions, head_dim / 2, 2]: cosine and sine of every pair."""
+    angle = np.arange(config.max_positions, dtype=np.float32)[:, None] * config.inv_freq()
+    return (np.stack([np.cos(angle), np.sin(angle)], -1) * np.float32(config.rope_scale)).astype(np.float32)
+
+
+def bytes_needed(config: ModelConfig, arrays: Arrays, sms: int, ring_capacity: int) -> dict[str, int]:
+    """Bytes of device memory by purpose."""
+    sizes = {name: prod(shape) * np.dtype(dtype).itemsize for name, (dtype, shape) in arrays.items()}
+    return {
+        "weights": PackedWeights.bytes_needed(config), "KV pages": sizes.pop("kv"),
+        "rings": sms * abi.STORERS * ring_capacity * 32, "activations": sum(sizes.values()),
+    }  # fmt: skip
+
+
+def check(need: dict[str, int], device: Device) -> None:
+    """Raises MkvizError saying what is needed and what is free when it does not fit."""
+    if sum(need.values()) > device.free:
+        raise too_little(need, device)
+
+
+def too_little(need: dict[str, int], device: Device) -> MkvizError:
+    parts = ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in need.items())
+    return MkvizError(
+        f"device memory: {sum(need.values()) / 1e9:.2f} GB needed ({parts}), {device.free / 1e9:.2f} GB free on {device.name}",
+        "fewer pages, a smaller model, or a larger GPU",
+    )

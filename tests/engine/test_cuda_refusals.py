@@ -1,0 +1,86 @@
+"""What the CUDA backend refuses, and that it does so before it has touched the device."""
+
+from dataclasses import replace
+
+import pytest
+from checkpoints import make_checkpoint
+
+from engine.config import load_config
+from engine.cuda import backend
+from engine.cuda.device import Device
+from engine.cuda.memory import bytes_needed, work_arrays
+from engine.tiling import Tiling
+from mkviz.errors import MkvizError
+
+H200 = {"name": "NVIDIA H200", "arch": 90, "sms": 132, "shared": 232448, "free": 140_000_000_000}
+
+
+class Untouched:
+    """Stands for CuPy; nobody may ask it for anything."""
+
+    def __getattr__(self, name):
+        raise AssertionError(f"cupy.{name} before the refusal")
+
+
+@pytest.fixture
+def config(tmp_path):
+    make_checkpoint(tmp_path, "cohere2_moe", intermediate_size=48, head_dim=32, storage="bfloat16")
+    return load_config(tmp_path)
+
+
+def refuse(monkeypatch, config, device=(), **options) -> str:
+    monkeypatch.setattr(backend, "open_device", lambda: Device(cupy=Untouched(), **H200 | dict(device)))
+    with pytest.raises(MkvizError) as error:
+        backend.CudaBackend(config, None, **options)
+    return str(error.value)
+
+
+def test_too_little_memory(monkeypatch, config):
+    """1,000 pages of 4 layers x 2 KV heads x (K, V) x 64 tokens x 32 x 2 bytes are 65.5 MB."""
+    said = refuse(monkeypatch, config, {"free": 60_000_000}, pages=1000)
+    assert said.startswith("device memory: 0.0") and "KV pages 0.07 GB" in said
+    assert said.endswith("0.06 GB free on NVIDIA H200; fewer pages, a smaller model, or a larger GPU")
+
+
+def test_memory_by_hand(config):
+    """Each purpose summed by hand for a model of one layer, as far as it is more than bytes."""
+    one = replace(config, layers=config.layers[1:2], max_positions=512)  # MoE, 8 experts, top 3, window 24; heads 4, KV heads 2
+    sms, pages, tiling = 132, 10, Tiling.for_tensor_cores(one, 132)
+    tiles = -(-one.vocab // tiling.lm_head)
+    need = bytes_needed(one, work_arrays(one, pages, 16, sms, tiles), sms, 64)
+    matrices = 112 * 64 + (4 + 4) * 32 * 64 + 64 * 128 + 16 * 64 + 8 * 3 * 48 * 64  # head, qkv, o, router, experts; in 16s
+    assert need["weights"] == 2 * matrices
+    assert need["KV pages"] == pages * 2 * 2 * 64 * 32 * 2
+    assert need["rings"] == 132 * 4 * 64 * 32
+    words = 512 * 16 * 2 + 8 + 1 + 17 + 5 * 8 + 8 * 8  # RoPE table, abort, stop, go, rows, page table
+    words += 2 * 8 * 64 + 8 * 64 + 8 * 4 * 2 * 32 + 2 * 8 * 4 * 2 + 8 * 8  # x, mid, parts, maxima and sums, router logits
+    words += 8 * 97 + 2 * 8 * tiles + 16 * 8 + 64 + 132 * 7 * 4  # logits, tiles, greedy, routes, states
+    halves = 8 * 4 * 32 + 4 * 32 * 8 + 8 * 48 * 8 + 1 + 1  # q, attention, expert hidden, no dense, no shared
+    assert need["activations"] == 4 * words + 2 * halves
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"trace": 3}, "trace: 3; 0 (off), 1"),
+        ({"sms": 133}, "sms: 133; at most the 132 of NVIDIA H200"),
+        ({"ring_capacity": 100}, "ring_capacity: 100; a power of two, at least 4"),
+    ],
+)
+def test_options(monkeypatch, config, options, said):
+    assert refuse(monkeypatch, config, **options).startswith(said)
+
+
+def test_a_field_that_the_kernel_does_not_know(monkeypatch, config):
+    said = refuse(monkeypatch, replace(config, qk_norm=True, family="qwen3_moe"))
+    assert said == "model_type: qwen3_moe; cohere2_moe or llama on the cuda backend; the cpu backend takes this model"
+
+
+def test_activations_that_leave_no_ring(monkeypatch, config):
+    said = refuse(monkeypatch, replace(config, hidden=16384))
+    assert said == "hidden_size: 16384; what leaves 48 KiB of 232448 bytes of shared memory"
+
+
+def test_an_architecture_before_ampere(monkeypatch, config, tmp_path):
+    monkeypatch.setenv("MKVIZ_HOME", str(tmp_path))
+    assert refuse(monkeypatch, config, {"arch": 75}).startswith("GPU architecture sm_75; sm_80 or newer")
