@@ -6,8 +6,11 @@
 #pragma once
 #include "block.cuh"
 
-__device__ __forceinline__ const char* page_address(const Params& p, u32 row, u32 page, u32 layer, u32 g, u32 value) {
-  u32 id = ((const u32*)p.page_table)[__ldcg((const u32*)p.sequence + row) * p.table_width + page];
+__device__ __forceinline__ u32 page_id(Block& b, u32 row, u32 page) {
+  return __ldg((const u32*)b.p.page_table + b.s.sequence[row] * b.p.table_width + page);
+}
+
+__device__ __forceinline__ const char* page_address(const Params& p, u32 id, u32 layer, u32 g, u32 value) {
   return (const char*)p.kv + (((u64)id * p.layer_count + layer) * p.kv_heads + g) * 2 * (PAGE * p.head_dim * 2) + value * (PAGE * p.head_dim * 2);
 }
 
@@ -108,7 +111,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, Walker& 
 // Storer: the split's output, or with one slot the row's attention itself.
 __device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile) {
   const Params& p = b.p;
-  u32 lane = b.lane, group = p.heads / p.kv_heads, slots = ((const Layer*)p.layers)[t.layer].splits;
+  u32 lane = b.lane, group = p.heads / p.kv_heads, slots = b.layers[t.layer].splits;
   u32 h = (lane & 3) * 2;
   float sum[2] = {0, 0};
 #pragma unroll
@@ -139,7 +142,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
 // Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
   const Params& p = b.p;
-  u32 lane = b.lane, window = ((const Layer*)p.layers)[t.layer].window, d = lane * 4;
+  u32 lane = b.lane, window = b.layers[t.layer].window, d = lane * 4;
   u32 splits = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
   u64 at = ((u64)row * p.heads + t.c) * p.splits;
   const float *top = (const float*)p.part_max + at, *sum = (const float*)p.part_sum + at, *out = (const float*)p.part_out + at * p.head_dim;

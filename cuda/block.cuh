@@ -52,6 +52,9 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u64 ready[SLOTS], done[SLOTS];       // feeder -> math -> feeder
   u64 tile_full[STORERS][TILE_BUFFERS], tile_empty[STORERS][TILE_BUFFERS];
   u64 routed[2], routing_free[2];      // loader -> everybody -> loader
+  Task task[WARPS][2];                 // what each warp is at, and the one before
+  u32 position[ROWS], first[ROWS], sequence[ROWS], wants[ROWS];  // of the rows, at the launch's first step
+  float norm[2][ROWS][1 + FEEDERS];    // per pass and row: the result, and each feeder's part of the sum
   u32 feeder_failed;
   u64 math_team, feeder_team;          // barriers inside a role: not bar.sync, which a warp that has left would hang
 };
@@ -62,6 +65,7 @@ struct Block {
   char* ring;    // stages x CHUNK
   u32* x;        // resident activations: bf16 pairs, [ROWS][x_stride]
   u32* q;        // [2][ROWS][q_stride]
+  const Layer* layers;
   u32 q_stride, sm, lane, warp;
   const Task* tasks;
   u32 count;
@@ -69,8 +73,9 @@ struct Block {
 
 // -- waiting: every wait has a budget of polls, and sees the abort word
 
-// Give the launch up, once: who waits for what.  Everybody else sees the word and leaves.  Not inlined: it is for the one time.
-__device__ __noinline__ void give_up(Abort* a, u32 sm, u32 role, u32 task, u32 counter, u32 value, u32 target, u32 step) {
+// Give the launch up, once: who waits for what.  Everybody else sees the word and leaves.  (A call would cost the waiting roles
+// more registers than its few lines do.)
+__device__ __forceinline__ void give_up(Abort* a, u32 sm, u32 role, u32 task, u32 counter, u32 value, u32 target, u32 step) {
   if (atomicCAS(&a->word, 0u, 1u) == 0) {
     a->sm = sm, a->role = role, a->task = task, a->counter = counter, a->value = value, a->target = target, a->step = step;
     __threadfence_system();
@@ -129,6 +134,7 @@ struct Walker {
   u32 ordinal = ~0u;     // routed layers entered so far, minus one
   u32 routed_layer = ~0u;
   u32 meetings = 0;      // times that the role's warps have met
+  u32 ahead;             // this lane's word of the next task
 
   __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, block.sm, role} {}
 
@@ -149,7 +155,18 @@ struct Walker {
     return wait.barrier(team, meetings++ & 1, mkviz::NO_TASK, step);
   }
 
-  __device__ __forceinline__ u32 position(u32 row) const { return __ldcg((const u32*)b.p.position + row) + step; }
+  // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
+  // from global memory would be fetched anew after each wait; and the next task's words are under way while this one is done.
+  __device__ __forceinline__ const Task& task(u32 i) {
+    const u32* words = (const u32*)b.tasks + b.lane;
+    u32* to = (u32*)&b.s.task[b.warp][i & 1];
+    to[b.lane] = i ? ahead : __ldg(words);
+    if (i + 1 < b.count) ahead = __ldg(words + (i + 1) * (sizeof(Task) / 4));
+    __syncwarp();
+    return b.s.task[b.warp][i & 1];
+  }
+
+  __device__ __forceinline__ u32 position(u32 row) const { return b.s.position[row] + step; }
 
   // Whether the task is the first of its routed layer.  Each warp that reads the routing hands the one before back, and must
   // then await the new one: so nobody is ever more than one routed layer away from the loader, and parities are unambiguous.
@@ -175,7 +192,7 @@ struct Walker {
   }
 
   __device__ __forceinline__ KeyRange keys(const Task& t) const {
-    return key_range(position(t.a), ((const Layer*)b.p.layers)[t.layer].window, t.d);
+    return key_range(position(t.a), b.layers[t.layer].window, t.d);
   }
 };
 
@@ -206,13 +223,13 @@ __device__ __forceinline__ u16 to_bf16(float v) {
 __device__ __forceinline__ float from_bf16(u16 v) { return __uint_as_float((u32)v << 16); }
 
 // Where element (k, row) of a vector kept as B fragments lies, in u16: [k16][lane][2] pairs.
-__device__ __forceinline__ u32 fragment_index(u32 k, u32 row) {
+__device__ __forceinline__ constexpr u32 fragment_index(u32 k, u32 row) {
   u32 in = k & 15;
   return ((k >> 4) * 32 + row * 4 + ((in & 7) >> 1)) * 4 + (in >> 3) * 2 + (in & 1);
 }
 
 // Where element (row, k) of a matrix kept as A fragments of `k16` fragments a row block lies, in u16.
-__device__ __forceinline__ u32 packed_index(u32 row, u32 k, u32 k16) {
+__device__ __forceinline__ constexpr u32 packed_index(u32 row, u32 k, u32 k16) {
   u32 r = row & 15, in = k & 15;
   return (((row >> 4) * k16 + (k >> 4)) * 32 + (r & 7) * 4 + ((in & 7) >> 1)) * 8 + ((in >> 3) * 2 + (r >> 3)) * 2 + (in & 1);
 }

@@ -63,7 +63,7 @@ __device__ __forceinline__ float bias_of(u64 bias, u32 i) { return bias ? __ldg(
 // Eight pairs of one head: bias, RoPE, then q to its buffer, or k and v to their pages.
 __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Walker& walk) {
   const Params& p = b.p;
-  const Layer& layer = ((const Layer*)p.layers)[t.layer];
+  const Layer& layer = b.layers[t.layer];
   u32 half = p.head_dim / 2, pair = t.b + block * 8 + y.r, which = t.a < p.heads ? 0 : t.a < p.heads + p.kv_heads ? 1 : 2;
   u32 head = which == 0 ? t.a : (t.a - p.heads) % p.kv_heads;
   u32 d0 = p.interleaved ? 2 * pair : pair, d1 = p.interleaved ? 2 * pair + 1 : pair + half;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
       u16* q = (u16*)p.q + ((u64)row * p.heads + head) * p.head_dim;
       q[d0] = to_bf16(one), q[d1] = to_bf16(two);
     } else {
-      u16* page = (u16*)page_address(p, row, at / PAGE, t.layer, head, which - 1);
+      u16* page = (u16*)page_address(p, page_id(b, row, at / PAGE), t.layer, head, which - 1);
       u32 token = at % PAGE;
       page[which == 1 ? key_index(token, d0, p.head_dim) : value_index(token, d0)] = to_bf16(one);
       page[which == 1 ? key_index(token, d1, p.head_dim) : value_index(token, d1)] = to_bf16(two);
@@ -97,7 +97,7 @@ __device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row
 
 __device__ __forceinline__ void o_proj_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
   const Params& p = b.p;
-  u64 bias = ((const Layer*)p.layers)[t.layer].o_bias;
+  u64 bias = b.layers[t.layer].o_bias;
 #pragma unroll
   for (u32 j = 0; j < 4; ++j) {
     u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void router_store(Block& b, const Task& t, u32 block,
 // Rows 0-7 of the block are gate, 8-15 up.  Rows of the batch that did not choose the expert get zero, and so add nothing below.
 __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Routing& routing) {
   const Params& p = b.p;
-  const Layer& layer = ((const Layer*)p.layers)[t.layer];
+  const Layer& layer = b.layers[t.layer];
   u32 k = t.a + block * 8 + y.r;
   u16* out = (u16*)(t.op == EXPERT_UP ? p.expert_hidden : t.op == SHARED_UP ? p.shared_hidden : p.dense_hidden);
   if (t.op == EXPERT_UP) out += (u64)t.slot * p.expert_k16 * 16 * ROWS;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
 // x of the next layer: (x + attention) + FFN.
 __device__ __forceinline__ void down_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
   const Params& p = b.p;
-  u64 bias = t.op == DENSE_DOWN ? ((const Layer*)p.layers)[t.layer].down_bias : 0;
+  u64 bias = t.op == DENSE_DOWN ? b.layers[t.layer].down_bias : 0;
 #pragma unroll
   for (u32 j = 0; j < 4; ++j) {
     u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
@@ -164,7 +164,7 @@ __device__ __forceinline__ void lm_head_store(Block& b, const Task& t, u32 block
     u32 row = y.n + (j & 1), token = t.a + block * 16 + y.r + (j >> 1) * 8;
     if (row >= rows || token >= p.vocab) continue;
     float v = y.v[j] * p.logit_scale;
-    if (__ldcg((const u32*)p.wants + row)) ((float*)p.logits)[row * (u64)p.vocab + token] = v;
+    if (b.s.wants[row]) ((float*)p.logits)[row * (u64)p.vocab + token] = v;
     if (best.token[j & 1] == ~0u || v > best.value[j & 1] || (v == best.value[j & 1] && token < best.token[j & 1]))
       best.value[j & 1] = v, best.token[j & 1] = token;
   }

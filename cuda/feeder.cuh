@@ -26,35 +26,66 @@ struct Feeder {
     return op == QKV || op == ROUTER || op == EXPERT_UP || op == SHARED_UP || op == DENSE_UP || op == LM_HEAD;
   }
 
-  // Norm of every row of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.
-  __device__ __forceinline__ void norm(u32 layer, bool second) {
+  // Norm of every row of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share
+  // each row; sums are of threads, then lanes, then warps, always in the same order.  One row stays in registers between passes.
+  static constexpr u32 HELD = 8, STRIDE = FEEDERS * 32;  // float4 a thread holds at a time
+
+  __device__ __forceinline__ void load(float4 (&v)[HELD], const float4* from, u32 base, u32 n) {
+#pragma unroll
+    for (u32 i = 0; i < HELD; ++i) {
+      u32 at = base + i * STRIDE + thread;
+      v[i] = at < n ? __ldcg(from + at) : make_float4(0, 0, 0, 0);
+    }
+  }
+
+  __device__ __forceinline__ bool norm(u32 layer, bool second) {
     const Params& p = b.p;
-    const float* weight = layer == p.layer_count ? (const float*)p.final_norm
-                          : (const float*)(second ? ((const Layer*)p.layers)[layer].norm2 : ((const Layer*)p.layers)[layer].norm);
-    for (u32 row = thread >> 5; row < p.rows; row += FEEDERS) {
-      const float2* from = (const float2*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row));
-      float mean = 0, square = 0;
-      if (p.centre) {
-        for (u32 i = b.lane; i < p.hidden / 2; i += 32) {
-          float2 v = __ldcg(from + i);
-          mean += v.x + v.y;
+    const float4* weight = (const float4*)(layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm);
+    u32 n = p.hidden / 4, warp = thread >> 5;
+    bool keep = p.rows == 1 && n <= HELD * STRIDE, loaded = false;
+    float4 v[HELD];
+    auto source = [&](u32 row) { return (const float4*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row)); };
+    for (u32 pass = p.centre ? 0 : 1; pass < 2; ++pass) {  // 0: means; 1: mean squares of what is left
+      for (u32 row = 0; row < p.rows; ++row) {
+        float sum = 0, mean = pass && p.centre ? b.s.norm[0][row][0] : 0;
+        for (u32 base = 0; base < n; base += HELD * STRIDE) {
+          if (!loaded) load(v, source(row), base, n);
+          loaded = keep;
+#pragma unroll
+          for (u32 i = 0; i < HELD; ++i) {
+            if (base + i * STRIDE + thread >= n) break;
+            float4 d = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
+            sum += pass ? d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w : d.x + d.y + d.z + d.w;
+          }
         }
-        for (u32 o = 16; o; o >>= 1) mean += __shfl_xor_sync(~0u, mean, o);
-        mean /= p.hidden;
+        for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+        if (b.lane == 0) b.s.norm[pass][row][1 + warp] = sum;
       }
-#pragma unroll 4
-      for (u32 i = b.lane; i < p.hidden / 2; i += 32) {
-        float2 v = __ldcg(from + i);
-        square += (v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean);
+      if (!team()) return false;
+      if (thread < p.rows) {
+        float* part = b.s.norm[pass][thread];
+        float all = 0;
+        for (u32 i = 0; i < FEEDERS; ++i) all += part[1 + i];
+        part[0] = pass ? rsqrtf(all / p.hidden + p.eps) : all / p.hidden;
       }
-      for (u32 o = 16; o; o >>= 1) square += __shfl_xor_sync(~0u, square, o);
-      float scale = rsqrtf(square / p.hidden + p.eps);
-#pragma unroll 4
-      for (u32 i = b.lane; i < p.hidden / 2; i += 32) {
-        float2 v = __ldcg(from + i), w = __ldg((const float2*)weight + i);
-        b.x[row * p.x_stride + i] = pack_bf16((v.x - mean) * scale * w.x, (v.y - mean) * scale * w.y);
+      if (!team()) return false;
+    }
+    for (u32 row = 0; row < p.rows; ++row) {
+      float mean = p.centre ? b.s.norm[0][row][0] : 0, scale = b.s.norm[1][row][0];
+      for (u32 base = 0; base < n; base += HELD * STRIDE) {
+        if (!loaded) load(v, source(row), base, n);
+#pragma unroll
+        for (u32 i = 0; i < HELD; ++i) {
+          u32 at = base + i * STRIDE + thread;
+          if (at >= n) break;
+          float4 w = __ldg(weight + at);
+          *(uint2*)(b.x + row * p.x_stride + at * 2) =
+              make_uint2(pack_bf16((v[i].x - mean) * scale * w.x, (v[i].y - mean) * scale * w.y),
+                         pack_bf16((v[i].z - mean) * scale * w.z, (v[i].w - mean) * scale * w.w));
+        }
       }
     }
+    return team();
   }
 
   // Thread 0 polls, the others wait for it at the team's barrier.
@@ -92,9 +123,8 @@ struct Feeder {
       u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
       if (tag != x_tag || walk.step != x_step) {
         if (!finished(x_last, t)) return false;
-        norm(layer, second);
+        if (!norm(layer, second)) return false;
         x_tag = tag, x_step = walk.step;
-        if (!team()) return false;
       }
       x_last = walk.work + 1;
     } else if (t.op == ATTENTION) {
@@ -113,7 +143,7 @@ struct Feeder {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count; ++i)
-        if (!task(b.tasks[i])) return;
+        if (!task(walk.task(i))) return;
     }
   }
 };

@@ -44,15 +44,16 @@ struct Loader {
   // Pages of a split: keys first, then values.  A page that this step writes is read only after the counter that says so.
   __device__ __forceinline__ bool pages(const Task& t) {
     KeyRange r = walk.keys(t);
-    const Layer& layer = ((const Layer*)b.p.layers)[t.layer];
-    if (r.hi > __ldcg((const u32*)b.p.first + t.a) + walk.step) {
+    const Layer& layer = b.layers[t.layer];
+    u32 id = b.lane < r.pages ? page_id(b, t.a, r.first_page + b.lane) : 0;
+    if (r.hi > b.s.first[t.a] + walk.step) {
       if (!walk.wait.counter(layer.qkv_counter + t.c * layer.qkv_step, walk.target(layer.qkv_arrivals, layer.qkv_arrivals), t.id, walk.step))
         return false;
       ptx::fence_copy_engine();
     }
     for (u32 value = 0; value < 2; ++value)
       for (u32 page = 0; page < r.pages; ++page)
-        if (!chunk(page_address(b.p, t.a, r.first_page + page, t.layer, t.c, value), PAGE * b.p.head_dim * 2, t)) return false;
+        if (!chunk(page_address(b.p, __shfl_sync(~0u, id, page), t.layer, t.c, value), PAGE * b.p.head_dim * 2, t)) return false;
     return true;
   }
 
@@ -120,7 +121,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ bool routing(const Task& t) {
-    const Layer& layer = ((const Layer*)b.p.layers)[t.layer];
+    const Layer& layer = b.layers[t.layer];
     if (!walk.wait.barrier(b.s.routing_free[walk.ordinal & 1], ((walk.ordinal >> 1) & 1) ^ 1, t.id, walk.step)) return false;
     if (!walk.wait.counter(layer.router_counter, walk.target(layer.router_arrivals, layer.router_arrivals), t.id, walk.step)) return false;
     route(t.layer);
@@ -146,17 +147,24 @@ struct Loader {
     return t.op == ATTENTION ? pages(t) : weights(t);
   }
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void steps() {
     for (; walk.step < b.p.steps; ++walk.step) {
-      if (!walk.next_step()) break;
+      if (!walk.next_step()) return;
+      if (walk.step) ptx::fence_copy_engine();  // for pages that the steps before wrote
       for (u32 i = 0; i < b.count; ++i)
-        if (!task(b.tasks[i])) return drain();
+        if (!task(walk.task(i))) return;
     }
   }
 
-  // A launch that is given up may not end while copies are still on their way into its shared memory.
+  // A launch that is given up leaves chunks that nobody takes, and no launch may end while copies are still on their way into its
+  // shared memory.
   __device__ __forceinline__ void drain() {
     for (u32 c = issued > b.p.stages ? issued - b.p.stages : 0; c < issued; ++c)
       while (!ptx::phase_over(ptx::shared_address(&b.s.full[c % b.p.stages]), (c / b.p.stages) & 1)) {}
+  }
+
+  __device__ __forceinline__ void run() {
+    steps();
+    drain();
   }
 };

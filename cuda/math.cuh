@@ -109,7 +109,7 @@ struct Math {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count; ++i)
-        if (!task(b.tasks[i])) return;
+        if (!task(walk.task(i))) return;
     }
   }
 };

@@ -27,12 +27,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
   u32* x = (u32*)(ring + p.stages * CHUNK);
   u32* q = x + ROWS * p.x_stride;
   u32 q_stride = p.head_dim / 2 + 4, words = ROWS * p.x_stride + 2 * ROWS * q_stride;
+  u32* layers = q + 2 * ROWS * q_stride;
   for (u32 i = threadIdx.x; i < words; i += THREADS) x[i] = 0;  // rows that the step does not have stay zero
+  for (u32 i = threadIdx.x; i < p.layer_count * (sizeof(Layer) / 4); i += THREADS) layers[i] = __ldg((const u32*)p.layers + i);
+  for (u32 i = threadIdx.x; i < p.rows; i += THREADS) {
+    s.position[i] = ((const u32*)p.position)[i], s.first[i] = ((const u32*)p.first)[i];
+    s.sequence[i] = ((const u32*)p.sequence)[i], s.wants[i] = ((const u32*)p.wants)[i];
+  }
   if (threadIdx.x == 0) init_barriers(s, p.stages);
   __syncthreads();
   u32 first = ((const u32*)p.task_ptr)[blockIdx.x];
-  Block b = {p, s, ring, x, q, q_stride, blockIdx.x, threadIdx.x & 31, threadIdx.x >> 5, (const Task*)p.tasks + first,
-             ((const u32*)p.task_ptr)[blockIdx.x + 1] - first};
+  Block b = {p, s, ring, x, q, (const Layer*)layers, q_stride, blockIdx.x, threadIdx.x & 31, threadIdx.x >> 5,
+             (const Task*)p.tasks + first, ((const u32*)p.task_ptr)[blockIdx.x + 1] - first};
   if (b.warp < MATH_WARPS) Math(b).run();
   else if (b.warp == LOADER) Loader(b).run();
   else if (b.warp < STORER0) Feeder(b).run();

@@ -183,7 +183,7 @@ struct Storer {
       }
 #endif
       for (u32 i = 0; i < b.count; ++i)
-        if (!task(b.tasks[i])) return;
+        if (!task(walk.task(i))) return;
 #if MK_TRACE
       if (b.lane == 0) ring.step(step_number() + 1);
 #endif
