@@ -15,9 +15,11 @@ from mkviz.record import EVENT, KIND_MASK, KIND_SKIPPED, KIND_TASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from mkviz.graph import Graph
     from mkviz.schedule import Schedule
+    from mkviz.trace import Trace
 
 COLUMNS = {
     "begin": np.int64, "end": np.int64, "ready": np.int64, "claim": np.int64, "publish": np.int64,
@@ -304,14 +306,14 @@ def store_of(events: np.ndarray, graphs: dict[int, tuple[Graph, Schedule]], step
     return store
 
 
-def store_of_trace(path: str, max_bytes: int = DEFAULT_BYTES) -> LiveStore:
-    """The steps of a trace (the newest, where ``max_bytes`` does not hold them all), with the label that its ``meta`` gives.
+def store_of_trace(trace: Trace | str | Path, max_bytes: int = DEFAULT_BYTES) -> LiveStore:
+    """The steps of a trace or of the one at a path (the newest, where ``max_bytes`` does not hold them all), with the label that its ``meta`` gives.
 
     Raises MkvizError for a path that is no readable trace.
     """
     from mkviz.trace import Trace
 
-    trace = Trace.open(path)
+    trace = trace if isinstance(trace, Trace) else Trace.open(trace)
     store = LiveStore(trace.label, trace.kind, max_bytes)
     trace.replay(store)
     store.close(trace.complete)
