@@ -307,7 +307,7 @@ def store_of(events: np.ndarray, graphs: dict[int, tuple[Graph, Schedule]], step
 
 
 def store_of_trace(trace: Trace | str | Path, max_bytes: int = DEFAULT_BYTES) -> LiveStore:
-    """The steps of a trace or of the one at a path (the newest, where ``max_bytes`` does not hold them all), with the label that its ``meta`` gives.
+    """The steps of a trace or of the one at a path (the newest, where ``max_bytes`` does not hold them all), with its label.
 
     Raises MkvizError for a path that is no readable trace.
     """
