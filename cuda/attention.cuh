@@ -18,16 +18,14 @@ __device__ __forceinline__ const char* page_address(const Params& p, u32 id, u32
 __device__ __forceinline__ u32 key_index(u32 token, u32 d, u32 head_dim) { return packed_index(token, d, head_dim / 16); }
 __device__ __forceinline__ u32 value_index(u32 token, u32 d) { return packed_index(d, token, PAGE / 16); }
 
-// Feeder: q of the row's heads of KV head g into a q buffer, zero beyond the group.  Called by all feeder threads.
+// Feeder: q of the row's heads of KV head g into a q buffer.  Called by all feeder threads.
 __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 buffer, u32 thread) {
   const Params& p = b.p;
   u32 group = p.heads / p.kv_heads, words = p.head_dim / 2;
   u32* to = b.q + buffer * ROWS * b.q_stride;
   const u32* from = (const u32*)p.q + ((u64)t.a * p.heads + t.c * group) * words;
-  for (u32 i = thread; i < ROWS * words; i += FEEDERS * 32) {
-    u32 h = i / words, w = i % words;
-    to[h * b.q_stride + w] = h < group ? __ldcg(from + h * words + w) : 0;
-  }
+  for (u32 h = 0; h < group; ++h)  // what lies beyond the group is zero since the launch
+    for (u32 w = thread; w < words; w += FEEDERS * 32) to[h * b.q_stride + w] = __ldcg(from + h * words + w);
 }
 
 // Math: false when the launch is given up.
@@ -124,16 +122,19 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
       u64 at = ((u64)t.a * p.heads + head) * p.splits + t.d;
       if (lane < 4) ((float*)p.part_max)[at] = tile.top[h + j], ((float*)p.part_sum)[at] = sum[j];
       float* out = (float*)p.part_out + at * p.head_dim + (lane >> 2);
+#pragma unroll 1
       for (u32 w = 0; w < p.head_dim / 16; ++w) {
         const float* v = (const float*)&tile.part[w][lane];
         out[w * 16] = v[j], out[w * 16 + 8] = v[j + 2];
       }
     } else {
       u16* out = (u16*)p.attention;
+      float scale = 1.f / sum[j];
+#pragma unroll 1
       for (u32 w = 0; w < p.head_dim / 16; ++w) {
         const float* v = (const float*)&tile.part[w][lane];
         u32 k = head * p.head_dim + w * 16 + (lane >> 2);
-        out[fragment_index(k, t.a)] = to_bf16(v[j] / sum[j]), out[fragment_index(k + 8, t.a)] = to_bf16(v[j + 2] / sum[j]);
+        out[fragment_index(k, t.a)] = to_bf16(v[j] * scale), out[fragment_index(k + 8, t.a)] = to_bf16(v[j + 2] * scale);
       }
     }
   }
@@ -154,7 +155,7 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     u32 n = min(32u, splits - base);
     float weight = lane < n ? __expf(__ldcg(top + base + lane) - m) : 0;
     if (lane < n) l += weight * __ldcg(sum + base + lane);
-#pragma unroll 8
+#pragma unroll 4
     for (u32 s = 0; s < n; ++s) {
       float w = __shfl_sync(~0u, weight, s);
       if (d < p.head_dim) {
@@ -164,9 +165,10 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     }
   }
   for (u32 o = 16; o; o >>= 1) l += __shfl_xor_sync(~0u, l, o);
+  l = 1.f / l;
   if (d < p.head_dim) {
     u16* to = (u16*)p.attention;
-    *(u32*)(to + fragment_index(t.c * p.head_dim + d, row)) = pack_bf16(y.x / l, y.y / l);
-    *(u32*)(to + fragment_index(t.c * p.head_dim + d + 2, row)) = pack_bf16(y.z / l, y.w / l);
+    *(u32*)(to + fragment_index(t.c * p.head_dim + d, row)) = pack_bf16(y.x * l, y.y * l);
+    *(u32*)(to + fragment_index(t.c * p.head_dim + d + 2, row)) = pack_bf16(y.z * l, y.w * l);
   }
 }

@@ -15,7 +15,10 @@ static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER
 static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
 static constexpr u32 SLOTS = 8;       // tasks between feeder and math
 static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
-static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = 256, MAX_TOP_K = 16;
+#ifndef MK_EXPERTS
+#define MK_EXPERTS 256  // of the model, or more
+#endif
+static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = (MK_EXPERTS + 31) / 32 * 32, MAX_TOP_K = 16;
 static constexpr u32 MAX_ACTIVE = ROWS * MAX_TOP_K < MAX_EXPERTS ? ROWS * MAX_TOP_K : MAX_EXPERTS;
 static constexpr u32 STAMPS = 64;     // tasks whose stamps are kept: more than can be in flight between loader and storer
 
@@ -55,7 +58,8 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   Task task[WARPS][2];                 // what each warp is at, and the one before
   u32 position[ROWS], first[ROWS], sequence[ROWS], wants[ROWS];  // of the rows, at the launch's first step
   float norm[2][ROWS][1 + FEEDERS];    // per pass and row: the result, and each feeder's part of the sum
-  u32 feeder_failed;
+  u32 feeder_failed, poll_budget;
+  Abort* abort;
   u64 math_team, feeder_team;          // barriers inside a role: not bar.sync, which a warp that has left would hang
 };
 
@@ -73,40 +77,56 @@ struct Block {
 
 // -- waiting: every wait has a budget of polls, and sees the abort word
 
-// Give the launch up, once: who waits for what.  Everybody else sees the word and leaves.  (A call would cost the waiting roles
-// more registers than its few lines do.)
-__device__ __forceinline__ void give_up(Abort* a, u32 sm, u32 role, u32 task, u32 counter, u32 value, u32 target, u32 step) {
+extern __shared__ __align__(128) char block_memory[];
+__device__ __forceinline__ Shared& shared_block() { return *(Shared*)block_memory; }
+
+__device__ __forceinline__ bool aborted(const Abort* a) { return *(const volatile u32*)&a->word != 0; }
+
+// Give the launch up, once: who waits for what.  Everybody else sees the word and leaves.
+__device__ __noinline__ bool give_up(u32 role, u32 task, u32 counter, u32 value, u32 target, u32 step) {
+  Abort* a = shared_block().abort;
   if (atomicCAS(&a->word, 0u, 1u) == 0) {
-    a->sm = sm, a->role = role, a->task = task, a->counter = counter, a->value = value, a->target = target, a->step = step;
+    a->sm = blockIdx.x, a->role = role, a->task = task, a->counter = counter, a->value = value, a->target = target, a->step = step;
     __threadfence_system();
   }
+  return false;
+}
+
+// The waits are functions of their own: inlined at every place that waits, they made the kernel larger than the instruction cache.
+
+__device__ __noinline__ bool wait_counter(const u32* at, u32 target, u32 counter, u32 role, u32 task, u32 step) {
+  const Shared& s = shared_block();
+  for (u32 polls = 1;; ++polls) {
+    u32 v = ptx::load_acquire(at);
+    if ((int)(v - target) >= 0) return true;
+    if ((polls & 255) == 0 && aborted(s.abort)) return false;
+    if (polls > s.poll_budget) return give_up(role, task, counter, v, target, step);
+  }
+}
+
+// Other roles of the block feed a barrier, so it may take longer than any counter.
+__device__ __noinline__ bool wait_barrier(u32 at, u32 parity, u32 role, u32 task, u32 step) {
+  const Shared& s = shared_block();
+  for (u32 polls = 1; !ptx::phase_over(at, parity); ++polls) {
+    if ((polls & 63) == 0 && aborted(s.abort)) return false;
+    if (polls > 4 * (u64)s.poll_budget) return give_up(role, task, NO_COUNTER, 0, 0, step);
+  }
+  return true;
 }
 
 struct Waiter {
   const Params& p;
-  u32 sm, role;
-
-  __device__ __forceinline__ bool aborted() const { return *(volatile u32*)&((Abort*)p.abort)->word != 0; }
+  u32 role;
 
   // Until the counter has reached the target (signed difference, so a wrap does not matter).  False: the launch is given up.
   __device__ __forceinline__ bool counter(u32 c, u32 target, u32 task, u32 step) const {
-    const u32* at = (const u32*)p.counters + c * 32;
-    u32 polls = 0, v;
-    while ((int)((v = ptx::load_acquire(at)) - target) < 0) {
-      if ((++polls & 255) == 0 && aborted()) return false;
-      if (polls > p.poll_budget) { give_up((Abort*)p.abort, sm, role, task, c, v, target, step); return false; }
-    }
-    return true;
+    return wait_counter((const u32*)p.counters + c * 32, target, c, role, task, step);
   }
 
-  // Until the phase of a barrier is over.  Other roles of the block feed it, so it waits longer than any counter may.
+  // Until the phase of a barrier is over.
   __device__ __forceinline__ bool barrier(u64& bar, u32 parity, u32 task, u32 step) const {
-    u32 at = ptx::shared_address(&bar), polls = 0;
-    while (!ptx::phase_over(at, parity)) {
-      if ((++polls & 63) == 0 && aborted()) return false;
-      if (polls > 4 * (u64)p.poll_budget) { give_up((Abort*)p.abort, sm, role, task, NO_COUNTER, 0, 0, step); return false; }
-    }
-    return true;
+    u32 at = ptx::shared_address(&bar);
+    return ptx::phase_over(at, parity) || wait_barrier(at, parity, role, task, step);
   }
 };
 
@@ -136,7 +156,7 @@ struct Walker {
   u32 meetings = 0;      // times that the role's warps have met
   u32 ahead;             // this lane's word of the next task
 
-  __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, block.sm, role} {}
+  __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
 
   __device__ __forceinline__ u32 target(u32 arrivals, u32 need) const { return (b.p.epoch + step) * arrivals + need; }
 

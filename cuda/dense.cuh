@@ -7,14 +7,13 @@
 template <typename Next>
 __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k16, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4;
-  const u32* x = b.x + (lane >> 2) * b.p.x_stride + (lane & 3);
+  const u32* x = b.x + (lane >> 2) * b.p.x_stride + (lane & 3) + f0 * 8;
 #pragma unroll 1
-  for (u32 base = 0; base < k16; base += CHUNK_K16) {
-    u32 n = min(CHUNK_K16, k16 - base);
+  for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {  // base: this warp's first fragment
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
-      if (f0 + i < n) ptx::mma(c, a[i * 32], x[(base + f0 + i) * 8], x[(base + f0 + i) * 8 + 4]);
+      if (base + i < k16) ptx::mma(c, a[i * 32], x[i * 8], x[i * 8 + 4]);
     next_chunk.release();
   }
 }
@@ -23,21 +22,21 @@ __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k
 template <typename Next>
 __device__ __forceinline__ void multiply_streamed(Block& b, float (&c)[4], const uint2* v, u32 k16, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4;
-  uint2 now[4], soon[4];
-  auto fetch = [&](uint2(&to)[4], u32 base) {
+  v += f0 * 32 + lane;
+  uint2 now[4] = {}, soon[4] = {};
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i)
+    if (f0 + i < k16) now[i] = __ldcg(v + i * 32);
+#pragma unroll 1
+  for (u32 base = f0; base < k16 + f0; base += CHUNK_K16) {
+    v += CHUNK_K16 * 32;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
-      if (base + f0 + i < k16 && f0 + i < CHUNK_K16) to[i] = __ldcg(v + (u64)(base + f0 + i) * 32 + lane);
-  };
-  fetch(now, 0);
-#pragma unroll 1
-  for (u32 base = 0; base < k16; base += CHUNK_K16) {
-    u32 n = min(CHUNK_K16, k16 - base);
-    fetch(soon, base + CHUNK_K16);
+      if (base + CHUNK_K16 + i < k16) soon[i] = __ldcg(v + i * 32);
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
-      if (f0 + i < n) ptx::mma(c, a[i * 32], now[i].x, now[i].y);
+      if (base + i < k16) ptx::mma(c, a[i * 32], now[i].x, now[i].y);
     next_chunk.release();
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) now[i] = soon[i];
@@ -133,7 +132,7 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
     }
     float gate = y.v[j], up = y.v[j + 2];
     if (t.op == DENSE_UP) gate += bias_of(layer.gate_bias, k), up += bias_of(layer.up_bias, k);
-    float h = gate / (1.f + __expf(-gate)) * up * weight;
+    float h = __fdividef(gate, 1.f + __expf(-gate)) * up * weight;
     out[fragment_index(k, row)] = row < rows && weight != 0 ? to_bf16(h) : (u16)0;
   }
 }

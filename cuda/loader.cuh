@@ -18,24 +18,18 @@ struct Loader {
     return true;
   }
 
-  __device__ __forceinline__ bool row_block(const char* from, u32 k16, const Task& t) {
-    for (u32 k = 0; k < k16; k += CHUNK_K16)
-      if (!chunk(from + k * FRAGMENT, min(CHUNK_K16, k16 - k) * FRAGMENT, t)) return false;
-    return true;
-  }
-
+  // Row blocks of the task; of EXPERT_DOWN those of the active experts in turn, then that of the shared experts.
   __device__ __forceinline__ bool weights(const Task& t) {
+    const Routing& routing = walk.routing();
+    u32 parts = t.op == EXPERT_DOWN ? routing.count : 1;
     for (u32 block = 0; block < t.blocks; ++block) {
-      u64 at = (u64)block * t.k16 * FRAGMENT;
-      if (t.op == EXPERT_UP) {
-        if (!row_block((const char*)t.weight + walk.routing().expert[t.slot] * t.stride + at, t.k16, t)) return false;
-      } else if (t.op == EXPERT_DOWN) {
-        const Routing& routing = walk.routing();
-        for (u32 slot = 0; slot < routing.count; ++slot)
-          if (!row_block((const char*)t.weight + routing.expert[slot] * t.stride + at, t.k16, t)) return false;
-        if (t.tail && !row_block((const char*)t.weight2 + (u64)block * t.tail * FRAGMENT, t.tail, t)) return false;
-      } else if (!row_block((const char*)t.weight + at, t.k16, t)) {
-        return false;
+      for (u32 part = 0; part < parts + (t.tail != 0); ++part) {
+        u32 k16 = part < parts ? t.k16 : t.tail, expert = t.op == EXPERT_UP ? t.slot : part;
+        const char* from = (const char*)(part < parts ? t.weight : t.weight2) + (u64)block * k16 * FRAGMENT;
+        if (is_routed(t.op) && part < parts) from += routing.expert[expert] * t.stride;
+#pragma unroll 1
+        for (u32 k = 0; k < k16; k += CHUNK_K16)
+          if (!chunk(from + k * FRAGMENT, min(CHUNK_K16, k16 - k) * FRAGMENT, t)) return false;
       }
     }
     return true;
@@ -51,9 +45,11 @@ struct Loader {
         return false;
       ptx::fence_copy_engine();
     }
-    for (u32 value = 0; value < 2; ++value)
-      for (u32 page = 0; page < r.pages; ++page)
-        if (!chunk(page_address(b.p, __shfl_sync(~0u, id, page), t.layer, t.c, value), PAGE * b.p.head_dim * 2, t)) return false;
+#pragma unroll 1
+    for (u32 i = 0; i < 2 * r.pages; ++i) {
+      u32 value = i >= r.pages, page = __shfl_sync(~0u, id, value ? i - r.pages : i);
+      if (!chunk(page_address(b.p, page, t.layer, t.c, value), PAGE * b.p.head_dim * 2, t)) return false;
+    }
     return true;
   }
 

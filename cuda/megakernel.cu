@@ -11,7 +11,6 @@ __device__ __forceinline__ void init_barriers(Shared& s, u32 stages) {
   for (u32 i = 0; i < STORERS; ++i)
     for (u32 j = 0; j < TILE_BUFFERS; ++j) init(s.tile_full[i][j], MATH_WARPS), init(s.tile_empty[i][j], 1);
   for (u32 i = 0; i < 2; ++i) init(s.routed[i], 1), init(s.routing_free[i], MATH_WARPS + FEEDERS + STORERS);
-  s.feeder_failed = 0;
   init(s.math_team, MATH_WARPS), init(s.feeder_team, FEEDERS);
   ptx::mbarrier_init_fence();
 }
@@ -21,9 +20,8 @@ static_assert((sizeof(Shared) + 127) / 128 * 128 <= MK_FIXED_SHARED, "the host r
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(128) char memory[];
-  Shared& s = *(Shared*)memory;
-  char* ring = memory + (sizeof(Shared) + 127) / 128 * 128;
+  Shared& s = shared_block();
+  char* ring = block_memory + (sizeof(Shared) + 127) / 128 * 128;
   u32* x = (u32*)(ring + p.stages * CHUNK);
   u32* q = x + ROWS * p.x_stride;
   u32 q_stride = p.head_dim / 2 + 4, words = ROWS * p.x_stride + 2 * ROWS * q_stride;
@@ -34,7 +32,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
     s.position[i] = ((const u32*)p.position)[i], s.first[i] = ((const u32*)p.first)[i];
     s.sequence[i] = ((const u32*)p.sequence)[i], s.wants[i] = ((const u32*)p.wants)[i];
   }
-  if (threadIdx.x == 0) init_barriers(s, p.stages);
+  if (threadIdx.x == 0) {
+    s.feeder_failed = 0, s.poll_budget = p.poll_budget, s.abort = (Abort*)p.abort;
+    init_barriers(s, p.stages);
+  }
   __syncthreads();
   u32 first = ((const u32*)p.task_ptr)[blockIdx.x];
   Block b = {p, s, ring, x, q, (const Layer*)layers, q_stride, blockIdx.x, threadIdx.x & 31, threadIdx.x >> 5,

@@ -128,7 +128,10 @@ class CudaBackend:
         self.shared_bytes = FIXED_SHARED + self.stages * abi.CHUNK + resident
 
     def _compile(self) -> Path:
-        return megakernel(self.device.arch, MK_TRACE=self.trace, MK_DELAYS=int(self.delays > 0), MK_FIXED_SHARED=FIXED_SHARED)
+        return megakernel(
+            self.device.arch, MK_EXPERTS=max(1, self.config.experts), MK_TRACE=self.trace, MK_DELAYS=int(self.delays > 0),
+            MK_FIXED_SHARED=FIXED_SHARED,
+        )  # fmt: skip
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")
