@@ -66,6 +66,8 @@ class Generate:
         writer = None
         engine = open_engine(args, trace=args.trace is not None, lossless=True)
         try:
+            generator = EngineGenerator(engine, raw=args.raw, live=False)
+            generator.check(request)  # before a trace is begun
             if args.trace is not None:
                 writer = TraceWriter(
                     args.trace,
@@ -75,7 +77,6 @@ class Generate:
                     overwrite=args.overwrite,
                 )
                 engine.add_sink(writer)
-            generator = EngineGenerator(engine, raw=args.raw, live=False)
             pieces = []
             complete = False
             try:
@@ -85,16 +86,16 @@ class Generate:
                     print(piece.text, end="", flush=True)
                 complete = True
             finally:
-                print()
                 if writer is not None:
                     engine.remove_sink(writer)
                     writer.close(complete)
+                print()
         finally:
             engine.close()
         _report(pieces, begin)
         if writer is not None:
             if writer.error:
-                raise MkvizError(f"trace {args.trace} is incomplete: {writer.error}", "free space, or another place")
+                raise MkvizError(writer.error, "free space, or another place")
             print(f"trace: {args.trace} (mkviz view {args.trace})", file=sys.stderr)
         return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -16,7 +15,7 @@ from engine.kv import PagePool
 from engine.models import resolve_model
 from engine.plan import StepPlan, StepResult
 from engine.sampling import SamplingParams, sample
-from engine.sequence import Sequence
+from engine.sequence import Pieces, Sequence
 from engine.tiling import PAGE
 from engine.tokenizer import Tokenizer
 from mkviz.drain import BUDGET, Drain
@@ -59,6 +58,8 @@ class Engine:
         self.tokenizer = Tokenizer.open(directory, self.config.vocab)
         self.batch = batch
         kind = backend_class(backend)
+        if not 1 <= batch <= kind.max_rows:
+            raise MkvizError(f"batch: {batch}", f"1 to {kind.max_rows} requests, a row each in a step")
         if pages is None:
             pages = self._default_pages(kind.page_bytes(self.config))
         self.backend = kind(self.config, Weights.open(directory, self.config), pages=pages, trace=trace, **options)
@@ -84,8 +85,8 @@ class Engine:
 
     # -- requests; any thread -------------------------------------------------------------------------------------------
 
-    def submit(self, tokens: list[int], params: SamplingParams, prompt: str = "") -> Sequence:
-        """Queue a request.  Raises MkvizError when it can never run: empty, or longer than the context or the KV cache."""
+    def check(self, tokens: list[int], params: SamplingParams) -> None:
+        """Raise MkvizError when this request can never run: empty, or longer than the context or the KV cache."""
         limit = min(self.config.max_positions, self.pool.total * PAGE)
         if not tokens:
             raise MkvizError("prompt: no tokens", "at least one")
@@ -99,27 +100,22 @@ class Engine:
         for token in tokens:
             if not 0 <= token < self.config.vocab:
                 raise MkvizError(f"prompt: token {token}", f"0 to {self.config.vocab - 1}")
+
+    def submit(self, tokens: list[int], params: SamplingParams, prompt: str = "") -> Sequence:
+        """Queue a request and return at once.  Raises what :meth:`check` raises."""
+        self.check(tokens, params)
         sequence = Sequence(next(self._numbers), list(tokens), params, self.tokenizer.detokenizer(), prompt)
         with self._wake:
             if self._closed:
                 raise MkvizError("engine: closed", "open a new one")
+            self._tell(sequence)  # before the loop can tell more of it
             self._waiting.append(sequence)
             self._wake.notify()
-        self._tell(sequence)
         return sequence
 
-    def stream(self, sequence: Sequence) -> Iterator[Piece]:
-        """The pieces of a request as they come; closing the iterator stops the request."""
-        try:
-            while True:
-                piece = sequence.out.get()
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
-                if piece.finish_reason:
-                    return
-        finally:
-            sequence.cancelled = True
+    def stream(self, sequence: Sequence) -> Pieces:
+        """The pieces of a request as they come; closing them stops the request."""
+        return Pieces(sequence)
 
     def close(self) -> None:
         """Stop every request, drain the rest of the records, end the threads."""
@@ -164,7 +160,9 @@ class Engine:
                     self._finish(sequence, "failed", error)
 
     def _drop_cancelled(self) -> None:
-        for sequence in [s for s in [*self._running, *self._waiting] if s.cancelled]:
+        with self._wake:
+            cancelled = [s for s in [*self._running, *self._waiting] if s.cancelled]
+        for sequence in cancelled:
             self._finish(sequence, "stopped")
 
     def _admit(self) -> None:
@@ -175,10 +173,9 @@ class Engine:
                 return
             with self._wake:
                 sequence = self._waiting.popleft()
-            sequence.pages = self.pool.take(need)
-            self.backend.zero_pages(sequence.pages)
-            sequence.state = "prefill"
             self._running.append(sequence)
+            sequence.pages, sequence.state = self.pool.take(need), "prefill"
+            self.backend.zero_pages(sequence.pages)
             self._tell(sequence)
 
     def _step(self) -> None:

@@ -33,15 +33,23 @@ class EngineGenerator:
     def source(self) -> Source:
         return self._store
 
+    def check(self, request: GenerateRequest) -> None:
+        """Raise MkvizError when the request is bad, without running it."""
+        tokens, params, _ = self._read(request)
+        self.engine.check(tokens, params)
+
     def stream(self, request: GenerateRequest) -> Iterator[Piece]:
         """Check and queue the request, then return its pieces.  Raises MkvizError at once when it is bad."""
+        return self.engine.stream(self.engine.submit(*self._read(request)))
+
+    def _read(self, request: GenerateRequest) -> tuple[list[int], SamplingParams, str]:
+        """Prompt tokens, sampling, and the prompt as a reader is shown it."""
         tokens, shown = self._encode(request)
-        seed = secrets.randbits(32) if request.seed is None else request.seed
         params = SamplingParams(
-            max_tokens=request.max_tokens, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p, seed=seed,
-            stop=tuple(request.stop),
+            max_tokens=request.max_tokens, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p,
+            seed=secrets.randbits(32) if request.seed is None else request.seed, stop=tuple(request.stop),
         )  # fmt: skip
-        return self.engine.stream(self.engine.submit(tokens, params, shown))
+        return tokens, params, shown
 
     def _encode(self, request: GenerateRequest) -> tuple[list[int], str]:
         tokenizer = self.engine.tokenizer

@@ -47,8 +47,8 @@ def distribution(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray
     order = np.argsort(-logits.astype(np.float64), kind="stable")
     if params.top_k:
         order = order[: params.top_k]
-    scaled = logits[order].astype(np.float64) / params.temperature
-    probs = np.exp(scaled - scaled[0])
+    kept = logits[order].astype(np.float64)
+    probs = np.exp((kept - kept[0]) / params.temperature)
     probs /= probs.sum()
     if params.top_p < 1:
         keep = int(np.searchsorted(np.cumsum(probs), params.top_p)) + 1

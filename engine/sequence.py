@@ -64,3 +64,31 @@ class Sequence:
             more, stopped = self.matcher.push(self.detokenizer.flush())
             text += more + ("" if stopped else self.matcher.flush())
         return Piece(text, token, index, step, time.monotonic_ns() - self.arrived, self.finish_reason)
+
+
+class Pieces:
+    """Iterator over the pieces of a request as they come.
+
+    Closing it, from any thread, or letting go of it stops the request; who waits for the next piece then gets a last one,
+    with finish reason ``stopped``.  What made a request fail is raised in place of its last piece.
+    """
+
+    def __init__(self, sequence: Sequence):
+        self._sequence, self._ended = sequence, False
+
+    def __iter__(self) -> Pieces:
+        return self
+
+    def __next__(self) -> Piece:
+        if self._ended:
+            raise StopIteration
+        piece = self._sequence.out.get()
+        self._ended = self._ended or isinstance(piece, Exception) or bool(piece.finish_reason)
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    def close(self) -> None:
+        self._ended = self._sequence.cancelled = True
+
+    __del__ = close
