@@ -23,6 +23,7 @@ _PLACES = {
 
 IDLE = 255  # palette index of "nothing", transparent
 WAIT_BASE, WAIT_LEVELS = 232, 16
+WAIT_WINS = 4  # times as much wait as work, from which on a pixel shows the wait
 
 
 def _mix(colour: str, other: str, amount: float) -> str:
@@ -84,10 +85,13 @@ def image_palette(colours: list[str]) -> tuple[list[str], int]:
 
 
 def image_index(grid: np.ndarray, busy: np.ndarray, wait: np.ndarray, levels: int) -> np.ndarray:
-    """u8 palette indices: the dominant class, as opaque as the pixel is busy, or the wait where that is more."""
+    """u8 palette indices: the dominant class, as opaque as the pixel is busy, or the wait where that is much more.
+
+    A little work in a long wait still shows its colour, faintly: what ran matters more than that most lanes waited.
+    """
     level = np.clip(np.ceil(busy * levels) - 1, 0, levels - 1).astype(np.uint8)
     out = np.where(grid == 255, np.uint8(IDLE), grid * np.uint8(levels) + level)
-    waits = (wait > busy) | ((grid == 255) & (wait > 0))
+    waits = (wait > WAIT_WINS * busy) | ((grid == 255) & (wait > 0))
     wait_level = np.clip(np.ceil(wait * WAIT_LEVELS) - 1, 0, WAIT_LEVELS - 1).astype(np.uint8)
     return np.where(waits, WAIT_BASE + wait_level, out).astype(np.uint8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,8 +72,10 @@ def show_step(session: Session, number: int) -> None:
 
 def next_match(session: Session) -> None:
     """Pin and show the next task that matches the search, from the pinned one or the middle of the view on."""
-    scene = session.scene
-    if scene is None or scene.matches is None:
+    if session.scene is None:
+        return
+    scene = replace(session.scene, look=session.look)  # the search may be newer than the last frame
+    if scene.matches is None:
         return
     at = session.pinned_hit()
     start = scene.snapshot.begin[at.row] - scene.snapshot.origin if at else (session.x0 + session.x1) / 2

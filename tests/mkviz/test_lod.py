@@ -207,7 +207,9 @@ def test_overlapping_records_keep_the_running_end(kernels):
     snapshot = store_of_tasks([[(0, 0, 0, 100, 0), (0, 10, 10, 20, 1), (0, 130, 130, 140, 2)]])
     f = frame(snapshot, 110, 130, 2, kernels)
     assert f.wait[0].tolist() == [1, 1] and f.busy[0].tolist() == [0, 0]
-    assert frame(snapshot, 40, 60, 2, kernels).busy[0].tolist() == [1, 1]
+    inside = frame(snapshot, 40, 60, 2, kernels)
+    assert inside.busy[0].tolist() == [1, 1] and inside.wait[0].tolist() == [0, 0]
+    assert lod.summary(snapshot, lod.GraphTables(snapshot), 0, 140, kernels).wait.sum() == 30
 
 
 def test_long_times_stay_exact():
