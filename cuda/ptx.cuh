@@ -4,10 +4,12 @@
 
 #include "abi.h"
 
+#ifndef MK_BULK  // 1: bulk copies and try_wait; 0: cp.async and test_wait do the same job, below sm_90 and in a test
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define MK_BULK 1  // bulk copies and try_wait; below sm_90 cp.async and test_wait do the same job
+#define MK_BULK 1
 #else
 #define MK_BULK 0
+#endif
 #endif
 
 namespace ptx {

@@ -4,7 +4,6 @@ import numpy as np
 
 from engine.checkpoint import Weights
 from engine.config import load_config
-from engine.cpu.backend import MAX_ROWS, CpuBackend
 from engine.plan import StepPlan
 from engine.tiling import PAGE
 
@@ -17,7 +16,10 @@ def demo_directory():
     return resolve_model(None)
 
 
-def open_backend(directory, **options) -> CpuBackend:
+def open_backend(directory, **options):
+    """A :class:`CpuBackend` of the checkpoint in ``directory``."""
+    from engine.cpu.backend import CpuBackend  # compiles the interpreter, which tests of other backends need not wait for
+
     config = load_config(directory)
     return CpuBackend(
         config, Weights.open(directory, config), **{"sms": 5, "workers": 2, "pages": 64, "trace": False} | options
@@ -32,7 +34,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 class Rows:
     """``tokens[i]``: sequence i.  :meth:`step` runs some next rows of each; ``logits[i]`` collects f32[rows so far, vocab]."""
 
-    def __init__(self, backend: CpuBackend, tokens: list[list[int]], seed: int | np.random.Generator = 0):
+    def __init__(self, backend, tokens: list[list[int]], seed: int | np.random.Generator = 0):
         self.backend, self.tokens, self.rng = backend, [list(t) for t in tokens], np.random.default_rng(seed)
         self.done = [0] * len(tokens)
         self.logits = [np.zeros((0, backend.config.vocab), np.float32) for _ in tokens]
@@ -51,6 +53,7 @@ class Rows:
             owner += [i] * n
             while len(self._pages[i]) * PAGE < at + n:
                 self._pages[i].append(self._free.pop())
+                self.backend.zero_pages(self._pages[i][-1:])
         self.mixed += 1 in counts and max(counts) > 1
         pages = np.full((len(counts), max(1, *map(len, self._pages))), -1, np.int32)
         for i, own in enumerate(self._pages):
@@ -70,7 +73,7 @@ class Rows:
     def run(self, most: int = 13) -> list[np.ndarray]:
         """All rows that are left, up to ``most`` at once, as many of each as chance says; returns ``logits``."""
         while any(left := [len(t) - d for t, d in zip(self.tokens, self.done, strict=True)]):
-            counts, room = [0] * len(left), MAX_ROWS
+            counts, room = [0] * len(left), self.backend.max_rows
             for i in self.rng.permutation(len(left)).tolist():
                 counts[i] = min(left[i], room, int(self.rng.choice([0, 1, 1, self.rng.integers(1, most + 1)])))
                 room -= counts[i]
