@@ -231,8 +231,8 @@ def play(table_words, step_words, scratch, worker):
         elif atomics.exchange_acquire(lock, sm, np.uint32(1)) == 0:
             t = state[_TASK]
             if t == NOTHING or (t == DONE and state[_STEP] != it.step):
-                t = _take_up(table, it, sm, state)
-            if t >= 0 and _waits_met(table, it, sm, t, state):
+                _take_up(table, it, sm, state)  # and on to the next SM: all claim a task before any begins one
+            elif t >= 0 and _waits_met(table, it, sm, t, state):
                 idle = 0
                 if it.jitter:
                     random = _random(random)
@@ -240,7 +240,7 @@ def play(table_words, step_words, scratch, worker):
                     while atomics.now_ns() < until:
                         pass
                 _execute(table, it, scratch, sm, t, state)
-                state[_TASK] = NOTHING
+                _take_up(table, it, sm, state)  # now, as an SM of its own would: what follows is its wait, or want of a worker
             atomics.store_release(lock, sm, np.uint32(0))
         if idle > _SPINS:
             atomics.yield_cpu()

@@ -83,3 +83,15 @@ def test_without_it_steps_are_lost_and_counted_to_the_record():
     held = sum(len(events) for _, events in sink.steps.values())
     prompt, decode = (len(graph) for graph in sink.graphs.values())
     assert held + lost_records == prompt + (steps - 1) * decode
+
+
+def test_an_sm_claims_its_next_task_when_the_last_is_done_whoever_plays_others_meanwhile(recorded):
+    """So what lies between claim and ready is a wait for counters, and a lack of workers lies between ready and begin."""
+    sink, _ = recorded
+    for _, events in sink.steps.values():
+        order = events[np.argsort(events["begin"])]  # one worker: tasks run one at a time
+        first = [events["claim"][events["sm"] == sm].min() for sm in range(2)]
+        assert max(first) <= order["begin"][0]
+        for task, begin in zip(order[:-1], order["begin"][1:], strict=True):
+            later = events["claim"][(events["sm"] == task["sm"]) & (events["claim"] >= task["publish"])]
+            assert len(later) == 0 or later.min() <= begin
