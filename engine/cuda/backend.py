@@ -41,6 +41,12 @@ def nvtx_range(text: str):
     return lambda: nvtx.end_range(mark)
 
 
+def kernel_defines(experts: int, trace: int, delays: bool = False) -> dict[str, int]:
+    """What the kernel is compiled for.  Experts count in steps of 32, a lane each, so that models may share a kernel."""
+    lanes = -(-max(1, experts) // 32) * 32
+    return {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": FIXED_SHARED}
+
+
 class StuckStep(MkvizError):
     """A wait ran out of polls.  The message says which task on which SM waited for which counter, and who should raise it."""
 
@@ -128,10 +134,7 @@ class CudaBackend:
         self.shared_bytes = FIXED_SHARED + self.stages * abi.CHUNK + resident
 
     def _compile(self) -> Path:
-        return megakernel(
-            self.device.arch, MK_EXPERTS=max(1, self.config.experts), MK_TRACE=self.trace, MK_DELAYS=int(self.delays > 0),
-            MK_FIXED_SHARED=FIXED_SHARED,
-        )  # fmt: skip
+        return megakernel(self.device.arch, **kernel_defines(self.config.experts, self.trace, self.delays > 0))
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")

@@ -12,7 +12,7 @@ import pytest
 
 from engine.builder import OPS
 from engine.cuda import abi, build
-from engine.cuda.backend import FIXED_SHARED
+from engine.cuda.backend import FIXED_SHARED, kernel_defines
 from engine.cuda.pack import fragments
 from engine.tiling import PAGE, SPLIT
 from mkviz import record
@@ -30,7 +30,7 @@ def kernels():
 
     def compile_one(kernel):
         arch, trace = kernel
-        return build.compile_cubin(source, arch, {"MK_TRACE": trace, "MK_DELAYS": 0, "MK_FIXED_SHARED": FIXED_SHARED})
+        return build.compile_cubin(source, arch, kernel_defines(128, trace))
 
     with ThreadPoolExecutor() as pool:  # the compiler lets go of the interpreter's lock
         return dict(zip(KERNELS, pool.map(compile_one, KERNELS), strict=True))
