@@ -21,11 +21,18 @@ __device__ __forceinline__ u32 value_index(u32 token, u32 d) { return packed_ind
 // Feeder: q of the row's heads of KV head g into a q buffer.  Called by all feeder threads.
 __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 buffer, u32 thread) {
   const Params& p = b.p;
-  u32 group = p.heads / p.kv_heads, words = p.head_dim / 2;
+  u32 group = p.heads / p.kv_heads, pieces = p.head_dim / 8, n = group * pieces;  // of 16 bytes
   u32* to = b.q + buffer * ROWS * b.q_stride;
-  const u32* from = (const u32*)p.q + ((u64)t.a * p.heads + t.c * group) * words;
-  for (u32 h = 0; h < group; ++h)  // what lies beyond the group is zero since the launch
-    for (u32 w = thread; w < words; w += FEEDERS * 32) to[h * b.q_stride + w] = __ldcg(from + h * words + w);
+  const uint4* from = (const uint4*)p.q + ((u64)t.a * p.heads + t.c * group) * pieces;
+  uint4 v[2];  // at most 8 heads x 16 pieces: all are under way before the first is stored
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i)
+    if (thread + i * FEEDERS * 32 < n) v[i] = __ldcg(from + thread + i * FEEDERS * 32);
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i) {
+    u32 at = thread + i * FEEDERS * 32, h = at / pieces;
+    if (at < n) *(uint4*)(to + h * b.q_stride + (at - h * pieces) * 4) = v[i];  // beyond the group: zero since the launch
+  }
 }
 
 // Math: false when the launch is given up.
@@ -155,12 +162,17 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     u32 n = min(32u, splits - base);
     float weight = lane < n ? __expf(__ldcg(top + base + lane) - m) : 0;
     if (lane < n) l += weight * __ldcg(sum + base + lane);
-#pragma unroll 4
-    for (u32 s = 0; s < n; ++s) {
-      float w = __shfl_sync(~0u, weight, s);
-      if (d < p.head_dim) {
-        float4 v = __ldcg((const float4*)(out + (u64)(base + s) * p.head_dim + d));
-        y.x += w * v.x, y.y += w * v.y, y.z += w * v.z, y.w += w * v.w;
+#pragma unroll 1
+    for (u32 first = 0; first < n; first += 8) {
+      float4 v[8];  // eight splits under way at a time
+#pragma unroll
+      for (u32 i = 0; i < 8; ++i)
+        v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim + d))
+                                               : make_float4(0, 0, 0, 0);
+#pragma unroll
+      for (u32 i = 0; i < 8; ++i) {
+        float w = __shfl_sync(~0u, weight, first + i);
+        y.x += w * v[i].x, y.y += w * v[i].y, y.z += w * v[i].z, y.w += w * v[i].w;
       }
     }
   }

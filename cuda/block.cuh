@@ -36,7 +36,7 @@ struct Tile {
   u32 work;  // number of the task among the SM's tasks with work: where its stamps are
 };
 
-struct Stamp { u32 ns, claim, ready, begin, end, notes, first_chunk, last_chunk; };  // notes: last wait 12 bits, fill 4, flags 8
+struct Stamp { u32 owner, ns, claim, ready, begin, end, first_chunk, last_chunk, last_wait, fill, flags; };
 
 struct Routing {
   u32 count;                           // active experts
@@ -57,7 +57,7 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u64 routed[2], routing_free[2];      // loader -> everybody -> loader
   Task task[WARPS][2];                 // what each warp is at, and the one before
   u32 position[ROWS], first[ROWS], sequence[ROWS], wants[ROWS];  // of the rows, at the launch's first step
-  float norm[2][ROWS][1 + FEEDERS];    // per pass and row: the result, and each feeder's part of the sum
+  float norm[2][ROWS][FEEDERS];        // per pass and row: each feeder's part of the sum
   u32 feeder_failed, poll_budget;
   Abort* abort;
   u64 math_team, feeder_team;          // barriers inside a role: not bar.sync, which a warp that has left would hang
@@ -219,6 +219,20 @@ struct Walker {
 // -- stamps: a task's times travel from role to role in shared memory
 
 __device__ __forceinline__ Stamp& stamp_of(Block& b, u32 work) { return b.s.stamp[work & (STAMPS - 1)]; }
+
+// The first role to take a task up stamps its claim: mostly the loader, but the feeders where the ring is full.
+__device__ __forceinline__ void claim(Block& b, u32 work) {
+  Stamp& s = stamp_of(b, work);
+  if (atomicExch(&s.owner, work + 1) != work + 1) s.ns = (u32)ptx::global_ns(), s.claim = ptx::cycles();
+}
+
+// A position in the ring of stages, without divisions.
+struct Place {
+  u32 stage = 0, phase = 0;
+  __device__ __forceinline__ void next(u32 stages) {
+    if (++stage == stages) stage = 0, phase ^= 1;
+  }
+};
 
 // -- test hook: up to about 2 us of delay, drawn from the seed, the place and the time of the call
 

@@ -9,6 +9,7 @@ struct Feeder {
   u32 x_tag = ~0u, x_last = 0;    // what the resident activations are (layer, norm), and the last task that reads them
   u32 q_next = 0, q_last = 0, q_before = 0;  // attention tasks so far; the last two tasks that read a q buffer
   u32 x_step = ~0u;
+  u32 seen[2] = {NO_COUNTER, NO_COUNTER}, seen_step = ~0u;  // counters that were there in this step, the last two
 
   __device__ __forceinline__ explicit Feeder(Block& block)
       : b(block), walk(block, ROLE_FEEDER), thread((block.warp - FEEDER0) * 32 + block.lane) {}
@@ -38,6 +39,13 @@ struct Feeder {
     }
   }
 
+  __device__ __forceinline__ float together(u32 pass, u32 row) const {
+    float all = 0;
+#pragma unroll
+    for (u32 i = 0; i < FEEDERS; ++i) all += b.s.norm[pass][row][i];
+    return all;
+  }
+
   __device__ __forceinline__ bool norm(u32 layer, bool second) {
     const Params& p = b.p;
     const float4* weight = (const float4*)(layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm);
@@ -47,7 +55,7 @@ struct Feeder {
     auto source = [&](u32 row) { return (const float4*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row)); };
     for (u32 pass = p.centre ? 0 : 1; pass < 2; ++pass) {  // 0: means; 1: mean squares of what is left
       for (u32 row = 0; row < p.rows; ++row) {
-        float sum = 0, mean = pass && p.centre ? b.s.norm[0][row][0] : 0;
+        float sum = 0, mean = pass && p.centre ? together(0, row) / p.hidden : 0;
         for (u32 base = 0; base < n; base += HELD * STRIDE) {
           if (!loaded) load(v, source(row), base, n);
           loaded = keep;
@@ -59,19 +67,12 @@ struct Feeder {
           }
         }
         for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-        if (b.lane == 0) b.s.norm[pass][row][1 + warp] = sum;
-      }
-      if (!team()) return false;
-      if (thread < p.rows) {
-        float* part = b.s.norm[pass][thread];
-        float all = 0;
-        for (u32 i = 0; i < FEEDERS; ++i) all += part[1 + i];
-        part[0] = pass ? rsqrtf(all / p.hidden + p.eps) : all / p.hidden;
+        if (b.lane == 0) b.s.norm[pass][row][warp] = sum;
       }
       if (!team()) return false;
     }
     for (u32 row = 0; row < p.rows; ++row) {
-      float mean = p.centre ? b.s.norm[0][row][0] : 0, scale = b.s.norm[1][row][0];
+      float mean = p.centre ? together(0, row) / p.hidden : 0, scale = rsqrtf(together(1, row) / p.hidden + p.eps);
       for (u32 base = 0; base < n; base += HELD * STRIDE) {
         if (!loaded) load(v, source(row), base, n);
 #pragma unroll
@@ -109,15 +110,25 @@ struct Feeder {
     if (!walk.has_work(t)) return true;
     if (walk.work >= SLOTS && !finished(walk.work - SLOTS + 1, t)) return false;
     jitter(b.p, b.sm * 8 + 1, t.id);
-    if (thread == 0) {
-      u32 last_wait;
-      if (!counters(t, last_wait)) b.s.feeder_failed = 1;  // everybody sees it below
 #if MK_TRACE
-      Stamp& s = stamp_of(b, walk.work);
-      s.ready = ptx::cycles(), s.notes = last_wait;
+    if (thread == 0) claim(b, walk.work);
 #endif
+    // a counter that was there once is there for the rest of the step: most tasks of a layer wait for what the first one saw
+    if (walk.step != seen_step) seen[0] = seen[1] = NO_COUNTER, seen_step = walk.step;
+    bool known = true;
+    for (u32 i = 0; i < t.waits; ++i) known = known && (t.wait[i] == seen[0] || t.wait[i] == seen[1]);
+    u32 last_wait = mkviz::NO_WAIT;
+    if (!known && thread == 0 && !counters(t, last_wait)) b.s.feeder_failed = 1;
+#if MK_TRACE
+    if (thread == 0) {
+      Stamp& s = stamp_of(b, walk.work);
+      s.ready = ptx::cycles(), s.last_wait = last_wait;
     }
-    if (!team() || b.s.feeder_failed) return false;
+#endif
+    if (!known) {
+      if (!team() || b.s.feeder_failed) return false;
+      seen[0] = t.wait[0], seen[1] = t.waits > 1 ? t.wait[1] : seen[1];
+    }
     if (reads_x(t.op)) {
       bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD;
       u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;

@@ -7,14 +7,14 @@ struct Loader {
   Block& b;
   Walker walk;
   u32 issued = 0;  // chunks so far
+  Place place;     // of the next one
 
   __device__ __forceinline__ explicit Loader(Block& block) : b(block), walk(block, ROLE_LOADER) {}
 
   __device__ __forceinline__ bool chunk(const void* from, u32 bytes, const Task& t) {
-    u32 stage = issued % b.p.stages, parity = (issued / b.p.stages) & 1;
-    if (!walk.wait.barrier(b.s.empty[stage], parity ^ 1, t.id, walk.step)) return false;
-    ptx::load_chunk(ptx::shared_address(b.ring + stage * CHUNK), from, bytes, ptx::shared_address(&b.s.full[stage]), b.lane);
-    ++issued;
+    if (!walk.wait.barrier(b.s.empty[place.stage], place.phase ^ 1, t.id, walk.step)) return false;
+    ptx::load_chunk(ptx::shared_address(b.ring + place.stage * CHUNK), from, bytes, ptx::shared_address(&b.s.full[place.stage]), b.lane);
+    place.next(b.p.stages), ++issued;
     return true;
   }
 
@@ -40,13 +40,17 @@ struct Loader {
     KeyRange r = walk.keys(t);
     const Layer& layer = b.layers[t.layer];
     u32 id = b.lane < r.pages ? page_id(b, t.a, r.first_page + b.lane) : 0;
-    if (r.hi > b.s.first[t.a] + walk.step) {
-      if (!walk.wait.counter(layer.qkv_counter + t.c * layer.qkv_step, walk.target(layer.qkv_arrivals, layer.qkv_arrivals), t.id, walk.step))
-        return false;
-      ptx::fence_copy_engine();
-    }
+    u32 fresh = (b.s.first[t.a] + walk.step) / PAGE;  // the first page that this step may write
+    bool waited = false;
 #pragma unroll 1
     for (u32 i = 0; i < 2 * r.pages; ++i) {
+      if (!waited && i < r.pages && r.first_page + i >= fresh) {  // among the keys, which come first
+        if (!walk.wait.counter(layer.qkv_counter + t.c * layer.qkv_step, walk.target(layer.qkv_arrivals, layer.qkv_arrivals), t.id,
+                               walk.step))
+          return false;
+        ptx::fence_copy_engine();
+        waited = true;
+      }
       u32 value = i >= r.pages, page = __shfl_sync(~0u, id, value ? i - r.pages : i);
       if (!chunk(page_address(b.p, page, t.layer, t.c, value), PAGE * b.p.head_dim * 2, t)) return false;
     }
@@ -133,8 +137,7 @@ struct Loader {
     jitter(b.p, b.sm * 8, t.id);
 #if MK_TRACE
     if (b.lane == 0) {
-      Stamp& s = stamp_of(b, walk.work);
-      s.ns = (u32)ptx::global_ns(), s.claim = ptx::cycles();
+      claim(b, walk.work);
       ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_LOADER] = {t.id, mkviz::RUNNING, NO_COUNTER, 0};
     }
     __syncwarp();

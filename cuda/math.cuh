@@ -5,7 +5,7 @@
 struct Math {
   Block& b;
   Walker walk;
-  u32 taken = 0;   // chunks so far
+  Place place;     // of the next chunk
   u32 tiles = 0;   // finished tiles of each storer, four counts of 8 bits
   u32 q_next = 0;
   bool failed = false;
@@ -19,11 +19,11 @@ struct Math {
     const Task& t;
     __device__ __forceinline__ const char* wait() {
       Block& b = m.b;
-      u32 stage = m.taken % b.p.stages, parity = (m.taken / b.p.stages) & 1;
+      u32 stage = m.place.stage;
 #if MK_TRACE
       if (m.first) m.look(t.id);
 #endif
-      if (!m.failed && !m.walk.wait.barrier(b.s.full[stage], parity, t.id, m.walk.step)) m.failed = true;
+      if (!m.failed && !m.walk.wait.barrier(b.s.full[stage], m.place.phase, t.id, m.walk.step)) m.failed = true;
 #if MK_TRACE
       if (b.warp == 0 && b.lane == 0 && (m.first || MK_TRACE > 1)) {
         u32 now = ptx::cycles();
@@ -37,8 +37,8 @@ struct Math {
     }
     __device__ __forceinline__ void release() {
       __syncwarp();
-      if (m.b.lane == 0 && !m.failed) ptx::arrive(ptx::shared_address(&m.b.s.empty[m.taken % m.b.p.stages]));
-      ++m.taken;
+      if (m.b.lane == 0 && !m.failed) ptx::arrive(ptx::shared_address(&m.b.s.empty[m.place.stage]));
+      m.place.next(m.b.p.stages);
     }
   };
 
@@ -46,12 +46,12 @@ struct Math {
   // At a task's first chunk: has it landed, and how much of the ring has?  One stage a lane.
   __device__ __forceinline__ void look(u32 task) {
     if (b.warp) return;
-    u32 c = taken + b.lane, n = b.p.stages;
-    bool landed = b.lane < n && ptx::phase_over_now(ptx::shared_address(&b.s.full[c % n]), (c / n) & 1);
+    u32 n = b.p.stages, stage = place.stage + b.lane, over = stage >= n;
+    bool landed = b.lane < n && ptx::phase_over_now(ptx::shared_address(&b.s.full[stage - (over ? n : 0)]), place.phase ^ over);
     u32 count = __popc(__ballot_sync(~0u, landed));
     if (b.lane == 0) {
-      u32 fill = min(15u, count * 16 / n);
-      stamp_of(b, walk.work).notes |= fill << 12 | (count == 0 ? mkviz::BYTES_LAST << 16 : 0);
+      Stamp& s = stamp_of(b, walk.work);
+      s.fill = count, s.flags = count ? 0 : mkviz::BYTES_LAST;
       ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_MATH] = {task, mkviz::RUNNING, NO_COUNTER, 0};
     }
   }

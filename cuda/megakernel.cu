@@ -32,6 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
     s.position[i] = ((const u32*)p.position)[i], s.first[i] = ((const u32*)p.first)[i];
     s.sequence[i] = ((const u32*)p.sequence)[i], s.wants[i] = ((const u32*)p.wants)[i];
   }
+  for (u32 i = threadIdx.x; i < STAMPS; i += THREADS) s.stamp[i].owner = 0;
   if (threadIdx.x == 0) {
     s.feeder_failed = 0, s.poll_budget = p.poll_budget, s.abort = (Abort*)p.abort;
     init_barriers(s, p.stages);

@@ -132,7 +132,7 @@ struct Storer {
 #endif
       if (!vector_task(t, last_wait)) return false;
 #if MK_TRACE
-      s.ready = s.begin = ptx::cycles(), s.notes = last_wait;
+      s.ready = s.begin = ptx::cycles(), s.last_wait = last_wait, s.fill = s.flags = 0;
 #endif
       worked = vector_run(t);
 #if MK_TRACE
@@ -143,11 +143,6 @@ struct Storer {
       if (worked) {
         if (!tile_task(t, work)) return false;
         jitter(b.p, b.sm * 8 + 4, t.id);
-#if MK_TRACE
-        s = stamp_of(b, work);
-      } else {
-        s.ns = (u32)ptx::global_ns(), s.claim = s.ready = s.begin = s.end = ptx::cycles(), s.notes = mkviz::NO_WAIT;
-#endif
       }
     }
     __syncwarp();
@@ -159,14 +154,18 @@ struct Storer {
       for (u32 i = 0; i < t.raises; ++i) ptx::add_relaxed((u32*)b.p.counters + t.raise[i] * 32);
 #if MK_TRACE
       ring.publish();
-      u32 kind = worked ? mkviz::TASK : mkviz::SKIPPED;
+      if (!is_vector(t.op)) {
+        if (worked) s = stamp_of(b, work);  // read only now: the consumers are already on their way
+        else s.ns = (u32)ptx::global_ns(), s.claim = s.ready = s.begin = s.end = publish, s.last_wait = mkviz::NO_WAIT, s.fill = s.flags = 0;
+      }
+      u32 fill = min(15u, s.fill * 16 / b.p.stages), kind = worked ? mkviz::TASK : mkviz::SKIPPED;
       ring.write(t.id, (u32)step_number() & 1023, s.ns, s.ready - s.claim, s.begin - s.claim, s.end - s.claim, publish - s.claim,
-                 s.notes & 0xfff, s.notes >> 12 & 15, (s.notes >> 16) | kind | (t.raises ? 0u : (u32)mkviz::COVERED));
+                 s.last_wait, fill, s.flags | kind | (t.raises ? 0u : (u32)mkviz::COVERED));
 #endif
 #if MK_TRACE > 1  // ready: its first chunk was seen landed; publish: its last chunk; begin, end: first and last math
       if (worked && !is_vector(t.op))
         ring.write(t.id, (u32)step_number() & 1023, s.ns, s.first_chunk - s.claim, s.begin - s.claim, s.end - s.claim,
-                   s.last_chunk - s.claim, mkviz::NO_WAIT, s.notes >> 12 & 15, mkviz::PHASES);
+                   s.last_chunk - s.claim, mkviz::NO_WAIT, fill, mkviz::PHASES);
 #endif
     }
     __syncwarp();
