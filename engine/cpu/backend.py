@@ -22,7 +22,7 @@ from engine.plan import StepPlan, StepResult
 from engine.tiling import PAGE, ROW_BUCKETS, SPLIT, Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
-from mkviz.policies import make_schedule
+from mkviz.policies import POLICIES, make_schedule
 from mkviz.ring import HostRings
 from mkviz.schedule import Schedule
 from mkviz.validate import check
@@ -63,6 +63,8 @@ class CpuBackend:
         for name, value in (("sms", sms), ("workers", workers or 1), ("pages", pages)):
             if value < 1:
                 raise MkvizError(f"{name}: {value}", "at least 1")
+        if policy not in POLICIES:
+            raise MkvizError(f"unknown policy {policy!r}", f"one of {', '.join(POLICIES)}")
         self.config, self.sms, self.policy, self.mode, self.trace = config, sms, policy, mode, trace
         self.workers = min(sms, workers or os.cpu_count() or 1)
         self.tiling = tiling or Tiling.for_sms(config, sms)
