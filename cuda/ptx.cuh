@@ -52,23 +52,24 @@ __device__ __forceinline__ void store_stream(void* p, uint4 v) {  // evict-first
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// -- timers
+// -- timers.  Volatile keeps them in order with the barriers, fences and products around them; a memory clobber would in addition
+// make every read of a task's fields after them a load.
 
 __device__ __forceinline__ u64 global_ns() {
   u64 t;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }
 
 __device__ __forceinline__ u64 cycles64() {
   u64 t;
-  asm volatile("mov.u64 %0, %clock64;" : "=l"(t)::"memory");
+  asm volatile("mov.u64 %0, %clock64;" : "=l"(t));
   return t;
 }
 
 __device__ __forceinline__ u32 cycles() {
   u32 t;
-  asm volatile("mov.u32 %0, %clock;" : "=r"(t)::"memory");
+  asm volatile("mov.u32 %0, %clock;" : "=r"(t));
   return t;
 }
 
