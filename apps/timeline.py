@@ -9,4 +9,6 @@ for path in sys.argv[1:]:
     if f"trace: {path}" not in hub.sources:
         hub.open_trace(path)
 
+if not sys.argv[1:]:
+    hub.warm_up()
 page().servable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Iterator
 
 from engine.chat import render_chat
@@ -75,3 +76,12 @@ class EngineGenerator:
 def open_generator(model: str | None = None, **options) -> EngineGenerator:
     """Open the engine on a model: None or ``demo``, a fetched model's name, or a directory."""
     return EngineGenerator(Engine(model, **options))
+
+
+def opening() -> str:
+    """What an opening that takes long is at, in words for people; "" when there is nothing to say."""
+    compiled = sys.modules.get("engine.cpu.compiled")  # imported only where the cpu backend is opened
+    return getattr(compiled, "words", str)()
+
+
+open_generator.opening = opening

@@ -16,6 +16,9 @@ import numba
 from engine import tiling
 from mkviz import record
 
+COMPILING = "compiling the CPU interpreter, once …"
+_due = False  # this process had to compile
+
 
 @numba.njit(cache=True)
 def _kept_here():
@@ -33,4 +36,11 @@ def drop_outdated() -> None:
     for file in folder.glob("*.nb[ic]"):
         file.unlink(missing_ok=True)
     stamp.write_text(digest)
-    print("compiling the CPU interpreter, once …", file=sys.stderr, flush=True)
+    print(COMPILING, file=sys.stderr, flush=True)
+    global _due
+    _due = True
+
+
+def words() -> str:
+    """``COMPILING`` while that is going on, else ""."""
+    return COMPILING if _due and not hasattr(sys.modules.get("engine.cpu.backend"), "CpuBackend") else ""

@@ -49,7 +49,7 @@ class Generation:
     def words(self) -> str:
         """The state in words, one line."""
         if self.state == "loading":
-            return f"loading {self.model} …"
+            return self._hub.opening or f"loading {self.model} …"
         if self.state == "waiting":
             return "queued" if self._queued() else "reading the prompt …"
         if self.state == "running":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ class Hub:
     """Sources and generators of this process.
 
     ``openers`` maps names to functions ``open_generator(model: str | None) -> Generator``; by default the entry points of the
-    group ``mkviz.generators``.  ``boot`` tells one server process from the next, so that a page knows it was restarted.
+    group ``mkviz.generators``.  An opener may have attributes: ``models()``, models to offer, and ``opening()``, what it is
+    busy with while it opens, in words.  ``boot`` tells one server process from the next, so that a page knows it was restarted.
     """
 
     def __init__(self, openers: dict[str, Callable] | None = None):
@@ -32,6 +34,7 @@ class Hub:
         self._sources: dict[str, Source] = {}
         self._generators: dict[str, Generator] = {}
         self._openers = openers
+        self._loading = ""  # the model that is being opened
         self.problems: list[str] = []
 
     @property
@@ -74,12 +77,37 @@ class Hub:
             with self._lock:
                 known = self._generators.get(model)
             if known is None:
-                opener = next(iter(self.openers.values()))
-                known = opener(None if model == DEFAULT_MODEL else model)
+                self._loading = model
+                try:
+                    known = self._opener(None if model == DEFAULT_MODEL else model)
+                finally:
+                    self._loading = ""
                 with self._lock:
                     self._generators[model] = known
                     self._sources[LIVE + model] = known.source
         return known
+
+    @property
+    def _opener(self) -> Callable:
+        return next(iter(self.openers.values()))
+
+    def warm_up(self, model: str = DEFAULT_MODEL) -> None:
+        """Open a model's generator in the background, so that the first prompt finds it open.  What goes wrong is told to
+        whoever asks for it then."""
+        if not self.openers or model in self._opening:
+            return
+
+        def open_it():
+            with contextlib.suppress(Exception):
+                self.generator(model)
+
+        threading.Thread(target=open_it, name="mkviz-open", daemon=True).start()
+
+    @property
+    def opening(self) -> str:
+        """What is being opened, in words; "" when nothing is."""
+        loading = self._loading
+        return loading and (getattr(self._opener, "opening", str)() or f"loading {loading} …")
 
     def open_trace(self, path: str) -> str:
         """Load a trace and return the name of its source.  Raises MkvizError for what is no readable trace."""

@@ -94,8 +94,8 @@ class Panels:
 
     def show_state(self, session: Session, snapshot: Snapshot | None) -> None:
         """Words in the middle of an empty timeline."""
-        if session.generation and session.generation.state == "loading":
-            text = f"Loading {session.generation.model}: the first time takes longer"
+        if opening := session.hub.opening:
+            text = opening[0].upper() + opening[1:]
         elif snapshot is None:
             text = "Nothing to show yet: " + ("write a prompt and press Generate" if session.hub.openers else "open a trace")
         elif session.generation and not session.generation.over:

@@ -41,6 +41,8 @@ def serve(traces: Sequence[Path], port: int, open_browser: bool = True) -> None:
     address = f"http://localhost:{server.port}/"
     print(f"mkviz is at {address} (Ctrl-C stops it)", flush=True)
     server.start()
+    if not traces:
+        hub.warm_up()
     with tempfile.TemporaryDirectory(prefix="mkviz-window-", ignore_cleanup_errors=True) as profile:
         window = _open(address, profile) if open_browser and _has_screen() else None
         if window is not None:
