@@ -137,19 +137,25 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
   }
 }
 
-// x of the next layer: (x + attention) + FFN.
+// x of the next layer: (x + attention) + FFN.  All reads are under way before the first is used.
 __device__ __forceinline__ void down_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
   const Params& p = b.p;
   u64 bias = t.op == DENSE_DOWN ? b.layers[t.layer].down_bias : 0;
+  float base[4], x[4];
+#pragma unroll
+  for (u32 j = 0; j < 4; ++j) {
+    u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
+    bool mine = row < rows && column < p.hidden;
+    base[j] = mine ? __ldcg((const float*)p.mid + row * (u64)p.hidden + column) : 0;
+    x[j] = mine && p.parallel ? __ldcg(x_of(p, t.layer, row) + column) : 0;
+  }
 #pragma unroll
   for (u32 j = 0; j < 4; ++j) {
     u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
     if (row >= rows || column >= p.hidden) continue;
-    float base = __ldcg((const float*)p.mid + row * (u64)p.hidden + column);
-    if (p.parallel) base += __ldcg(x_of(p, t.layer, row) + column);
     float ffn = y.v[j];
     if (p.shared_average && t.op == EXPERT_DOWN) ffn *= 0.5f;
-    ((float*)x_of(p, t.layer + 1, row))[column] = base + (ffn + bias_of(bias, column));
+    ((float*)x_of(p, t.layer + 1, row))[column] = base[j] + x[j] + (ffn + bias_of(bias, column));
   }
 }
 

@@ -31,11 +31,12 @@ struct Feeder {
   // each row; sums are of threads, then lanes, then warps, always in the same order.  One row stays in registers between passes.
   static constexpr u32 HELD = 8, STRIDE = FEEDERS * 32;  // float4 a thread holds at a time
 
-  __device__ __forceinline__ void load(float4 (&v)[HELD], const float4* from, u32 base, u32 n) {
+  template <typename Read>
+  __device__ __forceinline__ void load(float4 (&v)[HELD], u32 base, u32 n, Read read) {
 #pragma unroll
     for (u32 i = 0; i < HELD; ++i) {
       u32 at = base + i * STRIDE + thread;
-      v[i] = at < n ? __ldcg(from + at) : make_float4(0, 0, 0, 0);
+      v[i] = at < n ? read(at) : make_float4(0, 0, 0, 0);
     }
   }
 
@@ -51,13 +52,18 @@ struct Feeder {
     const float4* weight = (const float4*)(layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm);
     u32 n = p.hidden / 4, warp = thread >> 5;
     bool keep = p.rows == 1 && n <= HELD * STRIDE, loaded = false;
-    float4 v[HELD];
-    auto source = [&](u32 row) { return (const float4*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row)); };
+    float4 v[HELD], g[HELD];
+    auto load_x = [&](u32 row, u32 base) {
+      const float4* from = (const float4*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row));
+      load(v, base, n, [&](u32 at) { return __ldcg(from + at); });
+    };
+    auto load_weight = [&](u32 base) { load(g, base, n, [&](u32 at) { return __ldg(weight + at); }); };
+    if (keep) load_weight(0);  // on their way together with x
     for (u32 pass = p.centre ? 0 : 1; pass < 2; ++pass) {  // 0: means; 1: mean squares of what is left
       for (u32 row = 0; row < p.rows; ++row) {
         float sum = 0, mean = pass && p.centre ? together(0, row) / p.hidden : 0;
         for (u32 base = 0; base < n; base += HELD * STRIDE) {
-          if (!loaded) load(v, source(row), base, n);
+          if (!loaded) load_x(row, base);
           loaded = keep;
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
@@ -74,12 +80,12 @@ struct Feeder {
     for (u32 row = 0; row < p.rows; ++row) {
       float mean = p.centre ? together(0, row) / p.hidden : 0, scale = rsqrtf(together(1, row) / p.hidden + p.eps);
       for (u32 base = 0; base < n; base += HELD * STRIDE) {
-        if (!loaded) load(v, source(row), base, n);
+        if (!loaded) load_x(row, base), load_weight(base);
 #pragma unroll
         for (u32 i = 0; i < HELD; ++i) {
           u32 at = base + i * STRIDE + thread;
           if (at >= n) break;
-          float4 w = __ldg(weight + at);
+          float4 w = g[i];
           *(uint2*)(b.x + row * p.x_stride + at * 2) =
               make_uint2(pack_bf16((v[i].x - mean) * scale * w.x, (v[i].y - mean) * scale * w.y),
                          pack_bf16((v[i].z - mean) * scale * w.z, (v[i].w - mean) * scale * w.w));
