@@ -14,6 +14,7 @@ static constexpr u32 PAGE = 64;       // tokens of a KV page
 static constexpr u32 SPLIT = 256;     // keys of an attention split
 static constexpr u32 MAX_WAITS = 2, MAX_RAISES = 2;
 static constexpr u32 NO_COUNTER = 0xffffffffu;
+static constexpr u32 ROUTE_SLOTS = 128;  // of a layer in the routes table: 8 rows of at most 16 experts
 
 enum Op : u32 { EMBED, QKV, ATTENTION, MERGE, O_PROJ, ROUTER, EXPERT_UP, SHARED_UP, DENSE_UP, EXPERT_DOWN, DENSE_DOWN, LM_HEAD, PICK };
 
@@ -60,7 +61,7 @@ struct Params {
   u64 router_logits;                    // f32[8, experts]
   u64 expert_hidden, dense_hidden, shared_hidden;  // bf16 fragments of [slots * width] x 8, [width] x 8
   u64 logits, tile_max, tile_arg, greedy;  // f32[8, vocab], f32[8, tiles], u32[8, tiles], u32[steps, 8]
-  u64 routes;                           // u32[layers, 64]: expert of each slot, + 1; 0: none
+  u64 routes;                           // u32[layers, ROUTE_SLOTS]: rows of each slot << 16 | its expert + 1; 0: none
   u64 records, live, limit, states;     // Record rings of the storers, live lines, u64[rings], RoleState[sms, roles]
   u32 hidden, heads, kv_heads, head_dim;
   u32 experts, top_k, expert_k16, dense_k16;  // expert_k16: k16 fragments of an expert's width

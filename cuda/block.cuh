@@ -220,10 +220,12 @@ struct Walker {
 
 __device__ __forceinline__ Stamp& stamp_of(Block& b, u32 work) { return b.s.stamp[work & (STAMPS - 1)]; }
 
-// The first role to take a task up stamps its claim: mostly the loader, but the feeders where the ring is full.
+// The first role to take a task up stamps its claim: mostly the loader, but the feeders where the ring is full.  The time is read
+// before the contest, so that no later stamp of the loser precedes it.
 __device__ __forceinline__ void claim(Block& b, u32 work) {
   Stamp& s = stamp_of(b, work);
-  if (atomicExch(&s.owner, work + 1) != work + 1) s.ns = (u32)ptx::global_ns(), s.claim = ptx::cycles();
+  u32 ns = (u32)ptx::global_ns(), now = ptx::cycles();
+  if (atomicExch(&s.owner, work + 1) != work + 1) s.ns = ns, s.claim = now;
 }
 
 // A position in the ring of stages, without divisions.

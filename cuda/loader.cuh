@@ -58,7 +58,7 @@ struct Loader {
   }
 
   // Top-k of every row from the router's logits, by this SM for itself: the largest logits, the lowest expert among equals.
-  __device__ __forceinline__ void route(u32 layer) {
+  __device__ __forceinline__ void route() {
     Routing& r = b.s.routing[walk.ordinal & 1];
     const Params& p = b.p;
     u32 lane = b.lane, used[MAX_EXPERTS / 32] = {};
@@ -116,15 +116,24 @@ struct Loader {
     }
     if (lane == 0) r.count = count;
     __syncwarp();
-    if (b.sm == 0)  // for the trace's routes table
-      for (u32 i = lane; i < 64; i += 32) ((u32*)p.routes)[layer * 64 + i] = i < count ? r.expert[i] + 1 : 0;
+  }
+
+  // For the trace: which expert each slot of the layer has, and how many rows chose it.
+  __device__ __forceinline__ void note_routes(u32 layer) {
+    const Routing& r = walk.routing();
+    for (u32 i = b.lane; i < ROUTE_SLOTS; i += 32) {
+      u32 rows = 0;
+      for (u32 row = 0; i < r.count && row < b.p.rows; ++row)
+        for (u32 k = 0; k < b.p.top_k; ++k) rows += r.chosen[row][k] == r.expert[i];
+      ((u32*)b.p.routes)[layer * ROUTE_SLOTS + i] = i < r.count ? rows << 16 | (r.expert[i] + 1u) : 0;
+    }
   }
 
   __device__ __forceinline__ bool routing(const Task& t) {
     const Layer& layer = b.layers[t.layer];
     if (!walk.wait.barrier(b.s.routing_free[walk.ordinal & 1], ((walk.ordinal >> 1) & 1) ^ 1, t.id, walk.step)) return false;
     if (!walk.wait.counter(layer.router_counter, walk.target(layer.router_arrivals, layer.router_arrivals), t.id, walk.step)) return false;
-    route(t.layer);
+    route();
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.routed[walk.ordinal & 1]));
     return true;
@@ -143,7 +152,11 @@ struct Loader {
     __syncwarp();
 #endif
     ++walk.work;
-    return t.op == ATTENTION ? pages(t) : weights(t);
+    if (!(t.op == ATTENTION ? pages(t) : weights(t))) return false;
+#if MK_TRACE
+    if (t.op == EXPERT_UP && t.slot == 0 && t.tile == 0) note_routes(t.layer);  // one task of the layer does, wherever it runs
+#endif
+    return true;
   }
 
   __device__ __forceinline__ void steps() {

@@ -11,7 +11,7 @@ ROWS = 8  # rows of a step
 MATH_WARPS, FEEDERS, STORERS = 8, 3, 4
 WARPS = MATH_WARPS + 1 + FEEDERS + STORERS
 ROLES = ("loader", "feeder", "math", *(f"storer {i}" for i in range(STORERS)))
-ROUTE_SLOTS = 64  # slots of a layer that the routes table has room for
+ROUTE_SLOTS = 128  # slots of a layer that the routes table has room for
 NO_COUNTER = 0xFFFFFFFF
 ROUTERS = ("sigmoid", "softmax_chosen", "softmax_all")  # Params.router_kind
 
@@ -60,6 +60,7 @@ def assertions() -> str:
         for field, (_, offset, *_) in dtype.fields.items():
             if not field.startswith(("pad", "unused")):
                 lines.append(f'static_assert(at({name}, {field}) == {offset}, "{name}.{field}");')
-    for name, value in (("CHUNK", CHUNK), ("CHUNK_K16", CHUNK_K16), ("FRAGMENT", FRAGMENT), ("NO_COUNTER", NO_COUNTER)):
+    for name, value in (("CHUNK", CHUNK), ("CHUNK_K16", CHUNK_K16), ("FRAGMENT", FRAGMENT), ("NO_COUNTER", NO_COUNTER),
+                        ("ROUTE_SLOTS", ROUTE_SLOTS)):  # fmt: skip
         lines.append(f'static_assert({name} == {value}u, "{name}");')
     return "\n".join(lines) + "\n"

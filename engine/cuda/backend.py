@@ -258,12 +258,15 @@ class CudaBackend:
         side.synchronize()
 
     def _routes(self) -> list[tuple[int, int, int, int]]:
+        """(layer, slot, expert, rows) of the last step; the kernel notes them where it traces."""
+        if not (self.trace and self.config.experts):
+            return []
         routes = self._arrays["routes"].get(stream=self._stream)
-        layers, slots = np.nonzero(routes)
-        moe = [i for i, s in enumerate(self.config.layers) if s.mlp == "moe"]
-        keep = np.isin(layers, moe)
-        layers, slots = layers[keep], slots[keep]
-        return [(int(la), int(s), int(routes[la, s]) - 1, 0) for la, s in zip(layers, slots, strict=True)]
+        routed = np.array([s.mlp == "moe" for s in self.config.layers])
+        layers, slots = np.nonzero(routes * routed[:, None])
+        words = routes[layers, slots]
+        columns = (layers, slots, (words & 0xFFFF).astype(np.int64) - 1, words >> 16)
+        return list(zip(*(c.tolist() for c in columns), strict=True))
 
     def _give_up(self, abort, program: Program, arrays, epoch, steps: int) -> StuckStep:
         """The error of a stuck launch; counters are set back, so that the next one starts clean."""

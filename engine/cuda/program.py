@@ -31,10 +31,14 @@ class Program:
 
 
 def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weights: PackedWeights) -> Program:
-    """Raises MkvizError where the schedule claims tasks (the kernel walks owned lists only)."""
+    """Raises MkvizError where the schedule claims tasks (the kernel walks owned lists only), where a task waits for a part of a
+    counter's arrivals (the kernel asks a counter once a step), or has more waits or raises than there is room for."""
     g = built.graph
     if len(schedule.queue):
         raise MkvizError(f"policy {schedule.policy!r} on the cuda backend", "one that owns every task, such as round_robin")
+    for i in np.flatnonzero(g.wait_need != g.arrivals[g.wait_counter])[:1].tolist():
+        name, all_of_them = g.counters[g.wait_counter[i]], int(g.arrivals[g.wait_counter[i]])
+        raise MkvizError(f"a wait for {int(g.wait_need[i])} arrivals at {name}", f"all {all_of_them} on the cuda backend")
     tasks = np.zeros(len(g), TASK)
     for name in ("op", "layer", "slot", "tile"):
         tasks[name] = getattr(g, name).astype(np.int64) & 0xFFFFFFFF

@@ -336,10 +336,19 @@ def test_more_waits_than_a_task_has_room_for_are_refused(model):
     ptr[-1] = ptr[last] + 3
     graph = replace(
         g, wait_ptr=ptr, wait_counter=np.append(g.wait_counter[: ptr[last]], [0, 1, 2]).astype(np.int32),
-        wait_need=np.append(g.wait_need[: ptr[last]], [1, 1, 1]).astype(np.uint32),
+        wait_need=np.append(g.wait_need[: ptr[last]], g.arrivals[:3]).astype(np.uint32),
     )  # fmt: skip
     with pytest.raises(MkvizError, match=rf"task {last} \(pick · tile 3\): 3 waits; at most 2"):
         make_program(config, replace(built, graph=graph), schedule, packed)
+
+
+def test_a_wait_for_a_part_of_the_arrivals_is_refused(model):
+    config, _, packed, built, schedule, _ = model
+    need = built.graph.wait_need.copy()
+    need[-1] -= 1  # the last wait is for the logits
+    said = rf"a wait for {need[-1]} arrivals at logits; all {need[-1] + 1} on the cuda backend"
+    with pytest.raises(MkvizError, match=said):
+        make_program(config, replace(built, graph=replace(built.graph, wait_need=need)), schedule, packed)
 
 
 def test_the_order_of_the_list_decides_the_storer(model):

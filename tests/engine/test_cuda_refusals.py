@@ -54,7 +54,7 @@ def test_memory_by_hand(config):
     assert need["rings"] == 132 * 4 * 64 * 32
     words = 512 * 16 * 2 + 8 + 1 + 17 + 5 * 8 + 8 * 8  # RoPE table, abort, stop, go, rows, page table
     words += 2 * 8 * 64 + 8 * 64 + 8 * 4 * 2 * 32 + 2 * 8 * 4 * 2 + 8 * 8  # x, mid, parts, maxima and sums, router logits
-    words += 8 * 97 + 2 * 8 * tiles + 16 * 8 + 64 + 132 * 7 * 4  # logits, tiles, greedy, routes, states
+    words += 8 * 97 + 2 * 8 * tiles + 16 * 8 + 128 + 132 * 7 * 4  # logits, tiles, greedy, routes, states
     halves = 8 * 4 * 32 + 4 * 32 * 8 + 8 * 48 * 8 + 1 + 1  # q, attention, expert hidden, no dense, no shared
     assert need["activations"] == 4 * words + 2 * halves
 
