@@ -29,7 +29,7 @@ struct Feeder {
 
   // Norm of every row of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share
   // each row; sums are of threads, then lanes, then warps, always in the same order.  One row stays in registers between passes.
-  static constexpr u32 HELD = 8, STRIDE = FEEDERS * 32;  // float4 a thread holds at a time
+  static constexpr u32 HELD = 6, STRIDE = FEEDERS * 32;  // float4 a thread holds at a time
 
   template <typename Read>
   __device__ __forceinline__ void load(float4 (&v)[HELD], u32 base, u32 n, Read read) {
