@@ -17,6 +17,7 @@ from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
 from engine.cuda.program import Program, make_program
 from engine.cuda.random_weights import RandomWeights
+from engine.cuda.stuck import StuckStep, stuck_step
 from engine.cuda.weights import PackedWeights, check_supported
 from engine.plan import StepPlan, StepResult
 from engine.tiling import Tiling
@@ -45,12 +46,6 @@ def kernel_defines(experts: int, trace: int, delays: bool = False) -> dict[str, 
     """What the kernel is compiled for.  Experts count in steps of 32, a lane each, so that models may share a kernel."""
     lanes = -(-max(1, experts) // 32) * 32
     return {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": FIXED_SHARED}
-
-
-class StuckStep(MkvizError):
-    """A wait ran out of polls.  The message says which task on which SM waited for which counter, and who should raise it."""
-
-    exit_code = 1
 
 
 class CudaBackend:
@@ -270,28 +265,15 @@ class CudaBackend:
 
     def _give_up(self, abort, program: Program, arrays, epoch, steps: int) -> StuckStep:
         """The error of a stuck launch; counters are set back, so that the next one starts clean."""
-        g, schedule = program.graph, program.schedule
-        sm = schedule.sm_of(len(g))
+        counters = arrays["counters"].get(stream=self._stream)[::LINE]
         with self._stream:
             arrays["counters"].fill(0)
             self._arrays["abort"].fill(0)
         self._stream.synchronize()
+        error = stuck_step(program.graph, program.schedule, abort, counters, epoch[0])
         epoch[0] = 0
         self.serial += steps
-        task, counter = int(abort["task"]), int(abort["counter"])
-        who = f"SM {abort['sm']} {('loader', 'feeder', 'math', 'storer')[int(abort['role'])]}"
-        what = f"{g.label(task)} (task {task})" if task < len(g) else "the next step"
-        if counter == abi.NO_COUNTER:
-            return StuckStep(f"step stuck: {what} on {who} waits for another role of its block", "report this with the trace")
-        ptr, producers = g.producers
-        raisers = sorted(producers[ptr[counter] : ptr[counter + 1]].tolist(), key=lambda t: sm[t] >= 0)  # the unscheduled first
-        names = [f"{g.label(t)} on {f'SM {sm[t]}' if sm[t] >= 0 else 'no SM'}" for t in raisers]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return StuckStep(
-            f"step stuck: {what} on {who} waits for counter {g.counters[counter]}: {abort['value']} of {abort['target']}; "
-            f"raised by {', '.join(names[:3]) or 'nobody'}{more}",
-            "check the schedule (mkviz schedule check)",
-        )
+        return error
 
     def close(self) -> None:
         self._stream.synchronize()

@@ -1,70 +1,37 @@
-"""The demo model on the GPU against the CPU interpreter in bf16 mode, which rounds where the kernel rounds."""
+"""The demo model on the GPU against the CPU interpreter in bf16 mode, which rounds where the kernel rounds; its records."""
 
 import numpy as np
 import pytest
-
-from engine.checkpoint import Weights
-from engine.config import load_config
-from engine.cpu.backend import CpuBackend
-from engine.models import DEMO
-from engine.plan import StepPlan
+from reference import relative
+from rows import demo_directory, open_backend, same_bits
+from stepping import feed, make_plan, open_cuda
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module")
-def model():
-    config = load_config(DEMO)
-    return config, Weights.open(DEMO, config)
+def tokens_of(backend, count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(10, backend.config.vocab, count)
 
 
-def make_plan(tokens, positions, sequences=None, pages=None, wants=True):
-    n = len(tokens)
-    sequences = np.zeros(n, np.int32) if sequences is None else np.asarray(sequences, np.int32)
-    pages = np.arange(32, dtype=np.int32)[None] if pages is None else pages
-    return StepPlan(np.asarray(tokens, np.int32), np.asarray(positions, np.int32), sequences, np.full(n, wants), pages)
-
-
-def feed(backend, tokens, start=0, rows=8):
-    """Logits of every token, fed as causal rows of one sequence."""
-    out = []
-    for at in range(start, len(tokens), rows):
-        part = tokens[at : at + rows]
-        out.append(backend.step(make_plan(part, range(at, at + len(part)))).logits.copy())
-    return np.concatenate(out)
-
-
-def test_logits_of_a_prompt(model):
-    from engine.cuda.backend import CudaBackend
-
-    config, weights = model
-    tokens = np.random.default_rng(0).integers(10, config.vocab, 300)
-    exact = feed(CpuBackend(config, weights, mode="fp32"), tokens, rows=64)
-    rounded = feed(CpuBackend(config, weights, mode="bf16"), tokens, rows=64)
-    ours = feed(CudaBackend(config, weights, trace=1), tokens)
-    noise = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
-    error = np.linalg.norm(ours - exact) / np.linalg.norm(exact)
-    print(f"error {error:.2e}, of the interpreter's bf16 mode {noise:.2e}, between them {np.linalg.norm(ours - rounded) / np.linalg.norm(exact):.2e}")
+def test_logits_of_a_prompt():
+    backend = open_cuda(demo_directory(), trace=1)
+    tokens = tokens_of(backend, 300, 0)
+    exact, rounded = (feed(open_backend(demo_directory(), mode=mode, sms=16), tokens, rows=64) for mode in ("fp32", "bf16"))
+    ours = feed(backend, tokens)
+    noise, error = relative(rounded, exact), relative(ours, exact)
+    print(f"error {error:.2e}, of the interpreter's bf16 mode {noise:.2e}, between them {relative(ours, rounded):.2e}")
     assert error < 1.5 * noise
 
 
-def test_rows_one_by_one_have_the_same_bits(model):
-    from engine.cuda.backend import CudaBackend
-
-    config, weights = model
-    tokens = np.random.default_rng(1).integers(10, config.vocab, 100)
-    backend = CudaBackend(config, weights, trace=0)
-    together = feed(backend, tokens)
-    alone = feed(backend, tokens, rows=1)
-    assert np.array_equal(together.view(np.uint32), alone.view(np.uint32))
+def test_rows_one_by_one_have_the_same_bits():
+    backend = open_cuda(demo_directory())
+    tokens = tokens_of(backend, 100, 1)
+    assert same_bits(feed(backend, tokens), feed(backend, tokens, rows=1))
 
 
-def test_many_steps_in_one_launch(model):
-    from engine.cuda.backend import CudaBackend
-
-    config, weights = model
-    tokens = np.random.default_rng(2).integers(10, config.vocab, 17)
-    backend = CudaBackend(config, weights, trace=0)
+def test_many_steps_in_one_launch():
+    backend = open_cuda(demo_directory())
+    tokens = tokens_of(backend, 17, 2)
     feed(backend, tokens)
     first = backend.step(make_plan(tokens[-1:], [16]))
     one_by_one, token = [], int(first.greedy[0])
@@ -75,27 +42,31 @@ def test_many_steps_in_one_launch(model):
     assert backend.greedy_steps[:, 0].tolist() == one_by_one
 
 
-def test_records_of_every_task(model):
-    from engine.cuda.backend import CudaBackend
+class Steps:
+    """A sink that keeps (info, events) of every step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def step(self, info, events):
+        self.steps.append((info, events.copy()))
+
+    def graph(self, *a): ...
+    def token(self, *a): ...
+    def request(self, *a): ...
+    def lost(self, *a): ...
+    def close(self, *a): ...
+
+
+@pytest.mark.parametrize("trace", [1, 2])
+def test_records_of_every_task(trace):
     from mkviz.drain import Drain
-    from mkviz.protocols import StepInfo
+    from mkviz.record import KIND_MASK, KIND_PHASES, KIND_TASK
 
-    config, weights = model
-    tokens = np.random.default_rng(3).integers(10, config.vocab, 64)
-    backend = CudaBackend(config, weights, trace=1)
-    drain = Drain(backend.rings.link(), expects_meta=False)
-    steps = []
-
-    class Sink:
-        def graph(self, *a): ...
-        def step(self, info: StepInfo, events): steps.append((info, events.copy()))
-        def token(self, *a): ...
-        def request(self, *a): ...
-        def lost(self, *a): ...
-        def close(self, *a): ...
-
-    drain.add_sink(Sink())
-    graphs = 0
+    backend = open_cuda(demo_directory(), trace=trace)
+    tokens = tokens_of(backend, 64, 3)
+    drain, sink, graphs = Drain(backend.rings.link(), expects_meta=False), Steps(), 0
+    drain.add_sink(sink)
     for at in range(0, 64, 8):
         backend.step(make_plan(tokens[at : at + 8], range(at, at + 8)))
         while graphs < len(backend.graphs):
@@ -103,12 +74,30 @@ def test_records_of_every_task(model):
             graphs += 1
         drain.poll()
     stats = drain.close()
-    print(stats)
-    assert stats.lost == 0 and stats.torn == 0 and len(steps) == 8
-    graph, schedule = backend.graphs[0]
-    for _, e in steps:
-        assert np.array_equal(np.sort(e["task"]), np.arange(len(graph)))
+    assert stats.lost == 0 and stats.torn == 0 and len(sink.steps) == 8
+    graph, _ = backend.graphs[0]
+    for _, e in sink.steps:
+        kind = e["flags"] & KIND_MASK
+        assert np.array_equal(np.sort(e["task"][kind != KIND_PHASES]), np.arange(len(graph)))
+        assert np.array_equal(np.sort(e["task"][kind == KIND_PHASES]), np.sort(phased(graph, e))) if trace == 2 else True
+        e = e[kind == KIND_TASK]
         for a, b in (("claim", "ready"), ("ready", "begin"), ("begin", "end"), ("end", "publish")):
             assert (e[a] <= e[b]).all(), (a, b)
-    e = steps[-1][1]
-    print("step ns", e["publish"].max() - e["claim"].min())
+
+
+def phased(graph, events) -> np.ndarray:
+    """Tasks of a step that have a record of their phases: those with products that had work."""
+    from mkviz.record import KIND_MASK, KIND_TASK
+
+    worked = events["task"][(events["flags"] & KIND_MASK) == KIND_TASK]
+    without = [graph.ops.index(op) for op in ("embed", "merge", "pick")]
+    return worked[~np.isin(graph.op[worked], without)]
+
+
+def test_routes_name_the_experts_and_their_rows():
+    """The routes table of a step against the CPU's of the same rows."""
+    backend, cpu = open_cuda(demo_directory(), trace=1), open_backend(demo_directory(), mode="bf16", sms=16)
+    tokens = tokens_of(backend, 8, 4)
+    for rows in (8, 3, 1):  # fewer rows than before: nothing of the step before may stay
+        plan = make_plan(tokens[:rows], range(rows))
+        assert backend.step(plan).routes == cpu.step(plan).routes

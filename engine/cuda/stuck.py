@@ -1,0 +1,63 @@
+"""StuckStep: says who waits for whom when a launch was given up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.cuda.abi import NO_COUNTER
+from mkviz.errors import MkvizError
+from mkviz.graph import Graph
+from mkviz.schedule import Schedule
+
+ROLES = ("loader", "feeder", "math", "storer")
+SHOWN = 3  # producers named of a counter whose producers wait for nothing
+
+
+class StuckStep(MkvizError):
+    """A wait ran out of polls.  The message says which task on which SM waited for which counter, and who should raise it."""
+
+    exit_code = 1
+
+
+def stuck_step(graph: Graph, schedule: Schedule, abort: np.void, counters: np.ndarray, epoch: int) -> StuckStep:
+    """The error for an ``ABORT`` that the kernel left, with all ``counters`` u32[C] as they stand and the steps they had seen.
+
+    The wait that gave up need not be the one that began it, so its counter is followed back: to a producer that is not
+    scheduled or waits itself, to what that waits for, and so on.
+    """
+    task, counter, step = int(abort["task"]), int(abort["counter"]), epoch + int(abort["step"])
+    who = f"SM {abort['sm']} {ROLES[int(abort['role'])]}"
+    what = f"{graph.label(task)} (task {task})" if task < len(graph) else "the next step"
+    if counter == NO_COUNTER:
+        return StuckStep(f"step stuck: {what} on {who} waits for another role of its block", "report this with the trace")
+    if task >= len(graph):
+        step -= 1  # it waits for the step before to end
+    sm_of, arrivals = schedule.sm_of(len(graph)), graph.arrivals
+
+    def arrived(c: int) -> int:
+        """Arrivals of the step: the counter's word less those of the steps before, with its sign."""
+        word = (int(counters[c]) - step * int(arrivals[c])) & 0xFFFFFFFF
+        return word - (word >> 31 << 32)
+
+    def where(t: int) -> str:
+        return f"{graph.label(t)} on {f'SM {sm_of[t]}' if sm_of[t] >= 0 else 'no SM'}"
+
+    def unmet(t: int) -> int | None:
+        return next((c for c, need in graph.waits(t) if arrived(c) < need), None)
+
+    counters = counters.copy()
+    counters[counter] = abort["value"]  # as the wait saw it
+    text, (ptr, producers) = f"step stuck: {what} on {who} waits for counter", graph.producers
+    while True:
+        text += f" {graph.counters[counter]}: {arrived(counter)} of {arrivals[counter]}"
+        raisers = producers[ptr[counter] : ptr[counter + 1]].tolist()
+        missing = next((t for t in raisers if sm_of[t] < 0), None)
+        if missing is not None:
+            return StuckStep(f"{text}; raised by {where(missing)}", "give every task to an SM")
+        blocked = next(((t, c) for t in raisers if (c := unmet(t)) is not None), None)
+        if blocked is None:
+            names = ", ".join(where(t) for t in raisers[:SHOWN])
+            more = f" and {len(raisers) - SHOWN} more" if len(raisers) > SHOWN else ""
+            return StuckStep(f"{text}; raised by {names}{more}", "check the schedule (mkviz schedule check)")
+        text += f"; raised by {where(blocked[0])}, which waits for"
+        counter = blocked[1]

@@ -1,0 +1,88 @@
+"""What the GPU tests share: a recorder of their figures, the helpers of tests/engine, and kernels compiled side by side."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "engine"))
+
+VARIANTS = ((0, False, {}), (1, False, {}), (0, True, {}), (0, False, {"MK_BULK": 0}))  # trace, delays, more; up to 32 experts
+
+
+def pytest_addoption(parser):
+    parser.addoption("--evidence", type=Path, help="write the figures of the GPU tests into this JSON file")
+    parser.addoption("--commit", help="the commit that is tested, where there is no git to ask")
+
+
+class Evidence:
+    """Figures of tests, as a list of one object a case."""
+
+    def __init__(self, commit: str | None):
+        self.cases: list[dict] = []
+        self._commit, self._begin = commit, time.time()
+
+    def add(self, test: str, **figures) -> None:
+        self.cases.append({"test": test} | figures)
+        print(test, *(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items()), sep="  ")
+
+    def write(self, path: Path) -> None:
+        head = {"command": " ".join(["pytest", *sys.argv[1:]]), "commit": self._commit or _git_commit()} | _surroundings()
+        head |= {"seconds": round(time.time() - self._begin, 1)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(head | {"cases": self.cases}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _git_commit() -> str | None:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or None
+
+
+def _surroundings() -> dict:
+    def of(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    try:
+        import cupy
+
+        properties = cupy.cuda.runtime.getDeviceProperties(0)
+        device = {"device": properties["name"].decode(), "driver": cupy.cuda.runtime.driverGetVersion()}
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        device["driver version"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    except Exception as error:  # no GPU: then there is nothing to say of one
+        device = {"device": f"none ({type(error).__name__})"}
+    packages = {p: of(p) for p in ("torch", "transformers", "cupy-cuda13x", "nvidia-cuda-nvrtc", "numpy")}
+    return device | {"python": platform.python_version(), "date": time.strftime("%Y-%m-%d"), "packages": packages}
+
+
+@pytest.fixture(scope="session")
+def evidence(request):
+    out = Evidence(request.config.getoption("--commit"))
+    yield out
+    if path := request.config.getoption("--evidence"):
+        out.write(path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(request):
+    """Compile what the tests will ask for, all at once: one after the other it would take a minute."""
+    if all(item.get_closest_marker("gpu") is None for item in request.session.items):
+        return
+    from engine.cuda.backend import kernel_defines
+    from engine.cuda.build import megakernel
+    from engine.cuda.device import open_device
+
+    arch = open_device().arch
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda v: megakernel(arch, **kernel_defines(32, v[0], v[1]) | v[2]), VARIANTS))
