@@ -7,23 +7,24 @@ length; slots that the graph has beyond them are skipped.
 from __future__ import annotations
 
 import numpy as np
-from numba import cfunc, njit
+from numba import cfunc
 
 from engine.cpu.binding import load_binding, load_scratch
+from engine.cpu.compiled import inner
 from engine.cpu.math import dot, round_bf16
 from engine.cpu.ops import SIGNATURE, row_count
 from engine.cpu.words import f32, i32
 from engine.tiling import PAGE, SPLIT
 
 
-@njit(nogil=True)
+@inner()
 def _oldest(b, layer, last):
     """Position of the oldest key that a row at position ``last`` sees."""
     window = np.int64(i32(b.layer_info, (b.layers, 3))[layer, 1])
     return max(0, last - window + 1) if window else 0
 
 
-@njit(nogil=True)
+@inner()
 def _combine(b, layer, r, h):
     """Merge the splits that row r's own length has, in ascending order, and divide."""
     last = np.int64(i32(b.position, (b.rows,))[r])

@@ -107,7 +107,8 @@ class CpuBackend:
         a = self._arrays
         return self._params.sizes | {
             "rows": MAX_ROWS, "splits": a["part_max"].shape[2], "pages": pages, "table_width": a["page_table"].shape[1],
-            "head_tiles": a["tile_max"].shape[1], "matmul": math.matmul.address, "route": routing.route.address,
+            "head_tiles": a["tile_max"].shape[1], "matmul": math.matmul.address,
+            "norm_rows": ops.norm.address, "route": routing.route.address,
         }  # fmt: skip
 
     def _allocate(self, pages: int) -> dict[str, np.ndarray]:

@@ -40,6 +40,7 @@ class Binding(NamedTuple):
     shared_average: int
     bf16: int  # round where a kernel rounds
     matmul: int  # address of math.matmul
+    norm_rows: int  # address of ops.norm
     route: int  # address of routing.route
     # the model
     scalars: int  # f32[2]: eps, logit scale

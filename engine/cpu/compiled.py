@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from functools import partial
 from pathlib import Path
 
 import numba
@@ -18,6 +19,10 @@ from mkviz import record
 
 COMPILING = "compiling the CPU interpreter, once …"
 _due = False  # this process had to compile
+
+
+# what only compiled code calls needs no wrappers, which take time to compile
+inner = partial(numba.njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @numba.njit(cache=True)

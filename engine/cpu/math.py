@@ -8,21 +8,22 @@ does so once, when the function is compiled, for every row alike.
 from __future__ import annotations
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, types
 
 from engine.cpu.atomics import bits_from_f32, f32_from_bits
+from engine.cpu.compiled import inner
 from engine.cpu.words import pointer_f32, pointer_i32, pointer_u16
 
 SUM = {"reassoc", "contract", "nsz"}  # no nnan/ninf: a NaN must come out as a NaN
 F32, BF16 = 0, 1  # how a weight matrix is stored
 
 
-@njit(nogil=True)
+@inner()
 def _wide(bits):
     return f32_from_bits(np.uint32(bits) << np.uint32(16))
 
 
-@njit(nogil=True)
+@inner()
 def round_bf16(value):
     """f32 rounded to the nearest bf16, ties to even, as f32; NaN stays NaN."""
     if value != value:
@@ -31,7 +32,7 @@ def round_bf16(value):
     return f32_from_bits((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000))
 
 
-@njit(nogil=True, fastmath=SUM)
+@inner(fastmath=SUM)
 def _dots_bf16(w, at0, at1, at2, at3, k, x, xat):
     a = b = c = d = np.float32(0)
     for i in range(k):
@@ -43,7 +44,7 @@ def _dots_bf16(w, at0, at1, at2, at3, k, x, xat):
     return a, b, c, d
 
 
-@njit(nogil=True, fastmath=SUM)
+@inner(fastmath=SUM)
 def _dots_f32(w, at0, at1, at2, at3, k, x, xat):
     a = b = c = d = np.float32(0)
     for i in range(k):
@@ -89,7 +90,7 @@ def matmul(weight, kind, k, first, count, x, rows, n_rows, out, out_stride, colu
     return 0
 
 
-@njit(nogil=True)
+@inner()
 def load_row(weight, kind, k, row, out):
     """out[:k] = W[row], widened to f32."""
     if kind == BF16:
@@ -102,7 +103,7 @@ def load_row(weight, kind, k, row, out):
             out[i] = v[row * k + i]
 
 
-@njit(nogil=True, fastmath=SUM)
+@inner(fastmath=SUM)
 def dot(x, y):
     """Sum of x[i] * y[i], f32, equal lengths."""
     a = np.float32(0)
@@ -111,7 +112,7 @@ def dot(x, y):
     return a
 
 
-@njit(nogil=True, fastmath=SUM)
+@inner(fastmath=SUM)
 def _mean(x):
     s = np.float32(0)
     for i in range(x.shape[0]):
@@ -119,7 +120,7 @@ def _mean(x):
     return s / np.float32(x.shape[0])
 
 
-@njit(nogil=True, fastmath=SUM)
+@inner(fastmath=SUM)
 def _mean_square(x, mean):
     s = np.float32(0)
     for i in range(x.shape[0]):
@@ -127,7 +128,7 @@ def _mean_square(x, mean):
     return s / np.float32(x.shape[0])
 
 
-@njit(nogil=True)
+@inner()
 def normalise(x, weight, eps, centre, bf16, out):
     """RMSNorm, or LayerNorm without bias where ``centre``: out = (x - mean) / sqrt(var + eps) * weight."""
     mean = _mean(x) if centre else np.float32(0)
@@ -139,6 +140,6 @@ def normalise(x, weight, eps, centre, bf16, out):
             out[i] = round_bf16(out[i])
 
 
-@njit(nogil=True)
+@inner()
 def silu(v):
     return v / (np.float32(1) + np.exp(-v))

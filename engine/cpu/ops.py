@@ -9,10 +9,11 @@ q, K and V pages, probabilities before P·V, attention output, FFN hidden with i
 from __future__ import annotations
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, types
 
 from engine.cpu.atomics import call
 from engine.cpu.binding import load_binding, load_scratch
+from engine.cpu.compiled import inner
 from engine.cpu.math import load_row, normalise, round_bf16, silu
 from engine.cpu.routing import has
 from engine.cpu.words import f32, i32, i64
@@ -22,12 +23,12 @@ SIGNATURE = types.int64(*[types.int64] * 10)
 _TAG_STRIDE = 4096  # more than 2 * layers + 1
 
 
-@njit(nogil=True)
+@inner()
 def row_count(b):
     return i32(b.count, (1,))[0]
 
 
-@njit(nogil=True)
+@inner()
 def all_rows(b, s):
     n = row_count(b)
     rows = i32(s.rows, (b.rows,))
@@ -36,33 +37,43 @@ def all_rows(b, s):
     return n
 
 
-@njit(nogil=True)
+@inner()
 def product(b, s, weight, k, first, count, x, rows, n, out, column):
     """One tile of W · x for n rows into an output of the scratch."""
     call(b.matmul, (weight, b.kind, k, first, count, x, rows, n, out, s.tile, column))
 
 
-@njit(nogil=True)
-def norm_rows(b, s, serial, layer, second):
-    """Fill ``normed`` with the normed x (``second``: mid) of every row, once per worker, step and layer."""
+@cfunc(types.int64(*[types.int64] * 5), cache=True)
+def norm(binding, scratch, serial, layer, second):
+    """Fill ``normed`` with the normed x (``second``: mid) of every row, once per worker, step and layer.
+
+    A function of its own, like the product, so that whichever op comes first, the sums are those of the same machine code.
+    """
+    b, s = load_binding(binding), load_scratch(scratch)
     tag = i64(s.tag, (2,))
     want = serial * _TAG_STRIDE + 2 * layer + second
     if tag[0] == want:
-        return
+        return 0
     x = f32(b.mid, (b.rows, b.hidden)) if second else f32(b.x, (2, b.rows, b.hidden))[layer & 1]
     weight = f32(b.norm2, (b.layers, b.hidden))[layer] if second else f32(b.norm, (b.layers + 1, b.hidden))[layer]
     normed, eps = f32(s.normed, (b.rows, b.hidden)), f32(b.scalars, (2,))[0]
     for r in range(row_count(b)):
         normalise(x[r], weight, eps, b.centre != 0, b.bf16 != 0, normed[r])
     tag[0] = want
+    return 0
 
 
-@njit(nogil=True)
-def norm_ffn(b, s, serial, layer):
-    norm_rows(b, s, serial, layer, 0 if b.parallel else 1)
+@inner()
+def norm_rows(b, binding, scratch, serial, layer, second):
+    call(b.norm_rows, (binding, scratch, serial, layer, second))
 
 
-@njit(nogil=True)
+@inner()
+def norm_ffn(b, binding, scratch, serial, layer):
+    norm_rows(b, binding, scratch, serial, layer, 0 if b.parallel else 1)
+
+
+@inner()
 def routes_of(b, s, binding, scratch, serial, layer):
     """Number of slots in use, after filling the worker's routing once per step and layer."""
     tag = serial * _TAG_STRIDE + 2 * layer
@@ -75,7 +86,7 @@ def routes_of(b, s, binding, scratch, serial, layer):
     return n
 
 
-@njit(nogil=True)
+@inner()
 def routed_rows(b, s, expert):
     """Rows that chose the expert into ``rows``, their rows of expert_hidden into ``ranks``; returns how many."""
     chosen = i32(s.chosen, (b.rows, b.top_k))
@@ -103,7 +114,7 @@ def embed(binding, scratch, serial, layer, slot, tile, first, end, _c, _d):
 def qkv(binding, scratch, serial, layer, slot, tile, unit, p0, p1, _d):
     """Pairs [p0, p1) of one head of Q, K or V: product, bias, head norm, RoPE; K and V go to their pages."""
     b, s = load_binding(binding), load_scratch(scratch)
-    norm_rows(b, s, serial, layer, 0)
+    norm_rows(b, binding, scratch, serial, layer, 0)
     n = all_rows(b, s)
     half, width = b.head_dim // 2, p1 - p0
     which = 0 if unit < b.heads else (1 if unit < b.heads + b.kv_heads else 2)
@@ -171,7 +182,7 @@ def o_proj(binding, scratch, serial, layer, slot, tile, first, count, _c, _d):
 @cfunc(SIGNATURE, cache=True)
 def router(binding, scratch, serial, layer, slot, tile, first, count, _c, _d):
     b, s = load_binding(binding), load_scratch(scratch)
-    norm_ffn(b, s, serial, layer)
+    norm_ffn(b, binding, scratch, serial, layer)
     n = all_rows(b, s)
     product(b, s, i64(b.matrix, (b.layers, 8))[layer, 4], b.hidden, first, count, s.normed, s.rows, n, s.out, 0)
     out, logits = f32(s.out, (b.rows, s.tile)), f32(b.router, (b.rows, b.experts))
@@ -181,14 +192,14 @@ def router(binding, scratch, serial, layer, slot, tile, first, count, _c, _d):
     return 1
 
 
-@njit(nogil=True)
+@inner()
 def _gate(b, s, gate, up, first, count, n):
     """Gate and up rows of a gated FFN into out and out2."""
     product(b, s, gate, b.hidden, first, count, s.normed, s.rows, n, s.out, 0)
     product(b, s, up, b.hidden, first, count, s.normed, s.rows, n, s.out2, 0)
 
 
-@njit(nogil=True)
+@inner()
 def _note_routes(b, s, layer, slots):
     """One task a layer writes down which expert each slot got, for the trace's routes table."""
     slot_expert, chosen = i32(s.slot_expert, (b.experts,)), i32(s.chosen, (b.rows, b.top_k))
@@ -204,7 +215,7 @@ def _note_routes(b, s, layer, slots):
 def expert_up(binding, scratch, serial, layer, slot, tile, first, count, _c, _d):
     """Gate and up rows of the slot's expert for the rows routed to it; the routing weight goes into the hidden."""
     b, s = load_binding(binding), load_scratch(scratch)
-    norm_ffn(b, s, serial, layer)
+    norm_ffn(b, binding, scratch, serial, layer)
     slots = routes_of(b, s, binding, scratch, serial, layer)
     if slot == 0 and tile == 0:
         _note_routes(b, s, layer, slots)
@@ -226,7 +237,7 @@ def expert_up(binding, scratch, serial, layer, slot, tile, first, count, _c, _d)
     return 1
 
 
-@njit(nogil=True)
+@inner()
 def _gated_tile(b, s, gate, up, gate_bias, up_bias, hidden, first, count, n):
     _gate(b, s, gate, up, first, count, n)
     out, out2 = f32(s.out, (b.rows, s.tile)), f32(s.out2, (b.rows, s.tile))
@@ -240,7 +251,7 @@ def _gated_tile(b, s, gate, up, gate_bias, up_bias, hidden, first, count, n):
 def dense_up(binding, scratch, serial, layer, slot, tile, first, count, shared, _d):
     """Gate and up rows of the dense FFN, or (``shared``) of the shared experts of a MoE layer."""
     b, s = load_binding(binding), load_scratch(scratch)
-    norm_ffn(b, s, serial, layer)
+    norm_ffn(b, binding, scratch, serial, layer)
     n = all_rows(b, s)
     gate_bias, up_bias = f32(b.gate_bias, (b.layers, b.ffn_width))[layer], f32(b.up_bias, (b.layers, b.ffn_width))[layer]
     if shared:
@@ -254,7 +265,7 @@ def dense_up(binding, scratch, serial, layer, slot, tile, first, count, shared, 
     return 1
 
 
-@njit(nogil=True)
+@inner()
 def _residual(b, layer, r, column, ffn):
     """x of the next layer: (x + attention) + FFN."""
     x = f32(b.x, (2, b.rows, b.hidden))
@@ -322,7 +333,7 @@ def lm_head(binding, scratch, serial, layer, slot, tile, first, count, _c, _d):
             n += 1
     if n == 0:
         return 0
-    norm_rows(b, s, serial, b.layers, 0)
+    norm_rows(b, binding, scratch, serial, b.layers, 0)
     product(b, s, b.head, b.hidden, first, count, s.normed, s.rows, n, s.out, 0)
     out, logits, scale = f32(s.out, (b.rows, s.tile)), f32(b.logits, (b.rows, b.vocab)), f32(b.scalars, (2,))[1]
     tile_max, tile_arg = f32(b.tile_max, (b.rows, b.head_tiles)), i32(b.tile_arg, (b.rows, b.head_tiles))

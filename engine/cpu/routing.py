@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, types
 
 from engine.cpu.binding import load_binding, load_scratch
+from engine.cpu.compiled import inner
 from engine.cpu.words import f32, i32, i64
 
 ROUTERS = ("sigmoid", "softmax_chosen", "softmax_all")
 
 
-@njit(nogil=True)
+@inner()
 def has(chosen, expert):
     for k in range(chosen.shape[0]):  # noqa: SIM110 (numba has no any())
         if chosen[k] == expert:
@@ -19,7 +20,7 @@ def has(chosen, expert):
     return False
 
 
-@njit(nogil=True)
+@inner()
 def _choose(logits, chosen):
     """The largest logits, the lowest expert first among equals; ids ascending."""
     for k in range(chosen.shape[0]):
@@ -36,7 +37,7 @@ def _choose(logits, chosen):
         chosen[at] = best
 
 
-@njit(nogil=True)
+@inner()
 def _softmax(values, out):
     top = values[0]
     for i in range(1, values.shape[0]):

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, types
 
 from engine.cpu import atomics
+from engine.cpu.compiled import inner
 from engine.cpu.words import i64, pointer_i32, pointer_i64, pointer_u32, pointer_u64, u32, words
 from mkviz.record import FLAG_COVERED, KIND_SKIPPED, KIND_TASK, NO_TASK, NO_WAIT, STEP_MASK, TASK_BITS
 
@@ -75,14 +76,14 @@ class StepCall(NamedTuple):
 _load_table, _load_step = words(Table), words(StepCall)
 
 
-@njit(nogil=True)
+@inner()
 def _run(table, it, scratch, t):
     w = i64(table.where, (table.tasks, 7))[t]
     function = pointer_i64(table.function)[t]
     return atomics.call(function, (it.binding, scratch, it.step, w[0], w[1], w[2], w[3], w[4], w[5], w[6]))
 
 
-@njit(nogil=True)
+@inner()
 def _random(state):
     """xorshift64: the next u64 after ``state``."""
     state ^= state << np.uint64(13)
@@ -90,7 +91,7 @@ def _random(state):
     return state ^ (state << np.uint64(17))
 
 
-@njit(nogil=True)
+@inner()
 def _next_task(table, it, sm, state):
     """The next task of an SM: owned ones first, then claimed; DONE when there is none left."""
     order_ptr = pointer_i32(table.order_ptr)
@@ -106,7 +107,7 @@ def _next_task(table, it, sm, state):
     return np.int64(pointer_i32(table.queue)[ticket]) if ticket < table.queued else np.int64(DONE)
 
 
-@njit(nogil=True)
+@inner()
 def _record(table, it, sm, t, claim, ready, begin, end, publish, last_wait, flags):
     live = pointer_u64(table.live)
     head = np.int64(live[sm * _WORDS])
@@ -124,7 +125,7 @@ def _record(table, it, sm, t, claim, ready, begin, end, publish, last_wait, flag
     atomics.store_release(live, sm * _WORDS, np.uint64(head + 1))
 
 
-@njit(nogil=True)
+@inner()
 def _take_up(table, it, sm, state):
     """Give an SM its next task; returns it, or DONE at the end of the SM's step."""
     live, line = pointer_u64(table.live), sm * _WORDS
@@ -150,7 +151,7 @@ def _take_up(table, it, sm, state):
     return t
 
 
-@njit(nogil=True)
+@inner()
 def _waits_met(table, it, sm, t, state):
     """Whether all counters that a task waits on have reached this step's targets; remembers how far it got."""
     wait_ptr = pointer_i32(table.wait_ptr)
@@ -169,7 +170,7 @@ def _waits_met(table, it, sm, t, state):
     return True
 
 
-@njit(nogil=True)
+@inner()
 def _execute(table, it, scratch, sm, t, state):
     """Run a task whose waits are met, raise its counters, leave its record.
 
