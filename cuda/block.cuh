@@ -36,7 +36,7 @@ struct Tile {
   u32 work;  // number of the task among the SM's tasks with work: where its stamps are
 };
 
-struct Stamp { u32 owner, ns, claim, ready, begin, end, first_chunk, last_chunk, last_wait, fill, flags; };
+struct Stamp { u32 owner, ns, claim, ready, begin, end, first_chunk, last_chunk, last_wait, landed; };  // landed: a bit a chunk
 
 struct Routing {
   u32 count;                           // active experts

@@ -20,12 +20,15 @@ struct Math {
     __device__ __forceinline__ const char* wait() {
       Block& b = m.b;
       u32 stage = m.place.stage;
+#if MK_TRACE
+      u32 landed = m.first && b.warp == 0 ? m.landed() : 0;
+#endif
       if (!m.failed && !m.walk.wait.barrier(b.s.full[stage], m.place.phase, t.id, m.walk.step)) m.failed = true;
 #if MK_TRACE
       if (b.warp == 0 && b.lane == 0 && (m.first || MK_TRACE > 1)) {
         u32 now = ptx::cycles();
         Stamp& s = stamp_of(b, m.walk.work);
-        if (m.first) s.begin = s.first_chunk = now;
+        if (m.first) s.begin = s.first_chunk = now, s.landed = landed;
         s.last_chunk = now;
       }
       m.first = false;
@@ -40,18 +43,10 @@ struct Math {
   };
 
 #if MK_TRACE
-  // How much of the ring has landed, the task's first chunk with it or not?  One stage a lane.  Math looks while it waits for the
-  // task to be ready, and again only where bytes are what it then waits for: so that looking costs no time that matters.
-  __device__ __forceinline__ bool look() {
-    if (b.warp) return true;
+  // At a task's first chunk, before waiting for it: which of the ring's chunks have landed, one stage a lane.
+  __device__ __forceinline__ u32 landed() const {
     u32 n = b.p.stages, stage = place.stage + b.lane, over = stage >= n;
-    bool landed = b.lane < n && ptx::phase_over_now(ptx::shared_address(&b.s.full[stage - (over ? n : 0)]), place.phase ^ over);
-    u32 count = __popc(__ballot_sync(~0u, landed));
-    if (b.lane == 0) {
-      Stamp& s = stamp_of(b, walk.work);
-      s.fill = count, s.flags = count ? 0 : mkviz::BYTES_LAST;
-    }
-    return count;
+    return __ballot_sync(~0u, b.lane < n && ptx::phase_over_now(ptx::shared_address(&b.s.full[stage - (over ? n : 0)]), place.phase ^ over));
   }
 #endif
 
@@ -91,15 +86,7 @@ struct Math {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if (!walk.has_work(t)) return true;
-#if MK_TRACE
-    if (b.warp == 0 && b.lane == 0)
-      ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_MATH] = {t.id, mkviz::WAITING, NO_COUNTER, 0};
-    bool landed = look();
-#endif
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
-#if MK_TRACE
-    if (!landed) look();
-#endif
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
     first = true;
     for (u32 i = 0; i < t.blocks; ++i)

@@ -132,7 +132,7 @@ struct Storer {
 #endif
       if (!vector_task(t, last_wait)) return false;
 #if MK_TRACE
-      s.ready = s.begin = ptx::cycles(), s.last_wait = last_wait, s.fill = s.flags = 0;
+      s.ready = s.begin = ptx::cycles(), s.last_wait = last_wait, s.landed = 1;
 #endif
       worked = vector_run(t);
 #if MK_TRACE
@@ -156,11 +156,12 @@ struct Storer {
       ring.publish();
       if (!is_vector(t.op)) {
         if (worked) s = stamp_of(b, work);  // read only now: the consumers are already on their way
-        else s.ns = (u32)ptx::global_ns(), s.claim = s.ready = s.begin = s.end = publish, s.last_wait = mkviz::NO_WAIT, s.fill = s.flags = 0;
+        else s.ns = (u32)ptx::global_ns(), s.claim = s.ready = s.begin = s.end = publish, s.last_wait = mkviz::NO_WAIT, s.landed = 1;
       }
-      u32 fill = min(15u, s.fill * 16 / b.p.stages), kind = worked ? mkviz::TASK : mkviz::SKIPPED;
+      u32 fill = worked && !is_vector(t.op) ? min(15u, __popc(s.landed) * 16 / b.p.stages) : 0, kind = worked ? mkviz::TASK : mkviz::SKIPPED;
+      u32 flags = kind | (t.raises ? 0u : (u32)mkviz::COVERED) | (s.landed & 1 ? 0u : (u32)mkviz::BYTES_LAST);
       ring.write(t.id, (u32)step_number() & 1023, s.ns, s.ready - s.claim, s.begin - s.claim, s.end - s.claim, publish - s.claim,
-                 s.last_wait, fill, s.flags | kind | (t.raises ? 0u : (u32)mkviz::COVERED));
+                 s.last_wait, fill, flags);
 #endif
 #if MK_TRACE > 1  // ready: its first chunk was seen landed; publish: its last chunk; begin, end: first and last math
       if (worked && !is_vector(t.op))
