@@ -17,7 +17,8 @@ class Forward:
 
 
 def load(directory, dtype):
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **how).eval()
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
