@@ -11,7 +11,7 @@ from numba import cfunc
 
 from engine.cpu.binding import load_binding, load_scratch
 from engine.cpu.compiled import inner
-from engine.cpu.math import dot, round_bf16
+from engine.cpu.math import dot, exp, round_bf16
 from engine.cpu.ops import SIGNATURE, row_count
 from engine.cpu.words import f32, i32
 from engine.tiling import PAGE, SPLIT
@@ -40,7 +40,7 @@ def _combine(b, layer, r, h):
     for i in range(b.head_dim):
         out[i] = np.float32(0)
     for s in range(splits):
-        weight = np.exp(part_max[s] - top)
+        weight = exp(part_max[s] - top)
         total += weight * part_sum[s]
         for i in range(b.head_dim):
             out[i] += weight * part_out[s, i]
@@ -85,7 +85,7 @@ def attention(binding, scratch, serial, layer, slots, tile, first, end, g, split
             for i in range(b.head_dim):
                 o[i] = np.float32(0)
             for t in range(lo, hi):
-                weight = np.exp(scores[t - lo] - top)
+                weight = exp(scores[t - lo] - top)
                 total += weight
                 if b.bf16:
                     weight = round_bf16(weight)

@@ -7,6 +7,7 @@ from numba import cfunc, types
 
 from engine.cpu.binding import load_binding, load_scratch
 from engine.cpu.compiled import inner
+from engine.cpu.math import exp
 from engine.cpu.words import f32, i32, i64
 
 ROUTERS = ("sigmoid", "softmax_chosen", "softmax_all")
@@ -44,7 +45,7 @@ def _softmax(values, out):
         top = max(top, values[i])
     total = np.float32(0)
     for i in range(values.shape[0]):
-        out[i] = np.exp(values[i] - top)
+        out[i] = exp(values[i] - top)
         total += out[i]
     for i in range(values.shape[0]):
         out[i] /= total
@@ -68,7 +69,7 @@ def route(binding, scratch, tag):
             _softmax(logits[r], probs)
         for k in range(b.top_k):
             if b.router_kind == 0:
-                weight[r, k] = np.float32(1) / (np.float32(1) + np.exp(-logits[r, chosen[r, k]]))
+                weight[r, k] = np.float32(1) / (np.float32(1) + exp(-logits[r, chosen[r, k]]))
             elif b.router_kind == 1:
                 weight[r, k] = logits[r, chosen[r, k]]
             else:
