@@ -1,7 +1,7 @@
-"""A few steps of the demo model for compute-sanitizer, without torch and pytest:
+"""A few steps of the demo model for compute-sanitizer, without torch and pytest.
 
-    compute-sanitizer --tool memcheck python tests/gpu/sanitize.py
-    compute-sanitizer --tool racecheck python tests/gpu/sanitize.py --sms 4 --steps 1
+compute-sanitizer --tool memcheck python tests/gpu/sanitize.py
+compute-sanitizer --tool racecheck python tests/gpu/sanitize.py --sms 4 --steps 1
 """
 
 import argparse
