@@ -24,6 +24,10 @@ export function render({model, el}) {
   function update() {
     source.hidden = !model.sources.length
     source.replaceChildren(...model.sources.map((name) => new Option(name, name, false, name === model.source)))
+    if (!model.source) {  // else the first one would look chosen
+      source.prepend(new Option("choose a source", "", true, true))
+      source.options[0].disabled = true
+    }
     live.textContent = model.following ? "● Following" : "Follow live"
     live.setAttribute("aria-pressed", String(model.following))
     live.hidden = pause.hidden = !model.is_live

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import threading
 from typing import TYPE_CHECKING
 
+from mkviz.dashboard.recordings import recordings
 from mkviz.errors import MkvizError
 from mkviz.plugins import GENERATORS, plugins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from mkviz.protocols import Generator, Source
 
@@ -32,10 +35,13 @@ class Hub:
         self._lock = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
         self._sources: dict[str, Source] = {}
+        self._offers: dict[str, Callable[[], Source]] = {}
         self._generators: dict[str, Generator] = {}
         self._openers = openers
         self._loading = ""  # the model that is being opened
         self.problems: list[str] = []
+        for name, path in recordings().items():
+            self.offer(name, functools.partial(_opened, path))
 
     @property
     def openers(self) -> dict[str, Callable]:
@@ -56,6 +62,26 @@ class Hub:
     def add_source(self, name: str, source: Source) -> None:
         with self._lock:
             self._sources[name] = source
+
+    def offer(self, name: str, open_source: Callable[[], Source]) -> None:
+        """Let pages choose a source that is opened when one first does."""
+        with self._lock:
+            self._offers[name] = open_source
+
+    @property
+    def names(self) -> list[str]:
+        """Of all sources to choose from: those that are open, then those on offer, in an order that opening does not change."""
+        with self._lock:
+            return [*(name for name in self._sources if name not in self._offers), *self._offers]
+
+    def source(self, name: str) -> Source | None:
+        """A source by name, opened if it is on offer; None when there is none.  Raises MkvizError when it does not open."""
+        with self._lock:
+            known, open_source = self._sources.get(name), self._offers.get(name)
+        if known is None and open_source is not None:
+            known = open_source()
+            self.add_source(name, known)
+        return known
 
     @property
     def models(self) -> list[str]:
@@ -111,11 +137,15 @@ class Hub:
 
     def open_trace(self, path: str) -> str:
         """Load a trace and return the name of its source.  Raises MkvizError for what is no readable trace."""
-        from mkviz.store import store_of_trace
-
         name = f"trace: {path}"
-        self.add_source(name, store_of_trace(path))
+        self.add_source(name, _opened(path))
         return name
+
+
+def _opened(path: str | Path) -> Source:
+    from mkviz.store import store_of_trace
+
+    return store_of_trace(path)
 
 
 hub = Hub()

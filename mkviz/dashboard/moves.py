@@ -70,6 +70,15 @@ def show_step(session: Session, number: int) -> None:
     session.go(begin - 0.02 * (end - begin), end + 0.02 * (end - begin))
 
 
+def show(session: Session, number: int, task: int) -> None:
+    """Pin and show a task of a step; the whole step for task -1."""
+    if task < 0:
+        show_step(session, number)
+    else:
+        session.pinned = number, task
+        fit(session, everything=False)
+
+
 def next_match(session: Session) -> None:
     """Pin and show the next task that matches the search, from the pinned one or the middle of the view on."""
     if session.scene is None:

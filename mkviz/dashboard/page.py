@@ -92,8 +92,9 @@ def _layout(panels: Panels):
     ]
     left = pmui.Column(top, *figures, panels.legend, sizing_mode="stretch_both", margin=0, min_height=0)
     right = pmui.Column(
-        panels.details, panels.table, panels.chat, width=380, sizing_mode="stretch_height", margin=(6, 12, 8, 12)
-    )
+        panels.tabs, panels.details, panels.table, panels.chat, width=380, sizing_mode="stretch_height",
+        margin=(6, 12, 8, 12), styles={"overflow-y": "auto"},
+    )  # fmt: skip
     return pmui.Row(
         left, right, sizing_mode="stretch_both", margin=0, styles={"height": "calc(100vh - 72px)", "min-height": "560px"}
     )

@@ -16,6 +16,8 @@ from mkviz.dashboard.chat import Chat
 from mkviz.dashboard.hub import DEFAULT_MODEL
 from mkviz.dashboard.legend import LegendBar
 from mkviz.dashboard.strips import Bandwidth, Busy, Minimap, Waits
+from mkviz.dashboard.tables import TABLES
+from mkviz.dashboard.tabs import Tabs
 from mkviz.dashboard.theme import asset, theme_of
 from mkviz.dashboard.timeline import Timeline
 from mkviz.dashboard.units import duration, percent, size
@@ -37,7 +39,8 @@ class Panels:
 
     def __init__(self):
         self.timeline = Timeline()
-        self.strips = [Busy(self.timeline.x_range), Waits(self.timeline.x_range), Bandwidth(self.timeline.x_range)]
+        self.bandwidth = Bandwidth(self.timeline.x_range)
+        self.strips = [Busy(self.timeline.x_range), Waits(self.timeline.x_range), self.bandwidth]
         self.minimap = Minimap(self.timeline.x_range)
         self.message = Label(
             x=0,
@@ -53,12 +56,14 @@ class Panels:
         self.stats = _pane("stats", sizing_mode="stretch_width")
         self.details = _pane("details", sizing_mode="stretch_width", visible=False)
         self.table = _pane("details", sizing_mode="stretch_width", visible=False)
+        self.rows_lead_to: list[tuple[int, int]] = []  # of the table shown: (step number, task or -1)
         self.dark = False
 
     def connect(self, session: Session) -> None:
         """Route what the user does to the session."""
         self.bar = Bar(session.controlled, sizing_mode="stretch_width", margin=(0, 0, 0, 20))
         self.chat = Chat(session.chatted, sizing_mode="stretch_both", margin=0, model_name=DEFAULT_MODEL)
+        self.tabs = Tabs(session.tabbed, sizing_mode="stretch_width", margin=(0, 0, 8, 0))
         self.legend = LegendBar(session.legend_clicked, sizing_mode="stretch_width", margin=(0, 0, 0, 8))
         timeline = self.timeline
         timeline.view.on_change("data", lambda attr, old, new: session.viewed(new))
@@ -97,7 +102,9 @@ class Panels:
         if opening := session.hub.opening:
             text = opening[0].upper() + opening[1:]
         elif snapshot is None:
-            text = "Nothing to show yet: " + ("write a prompt and press Generate" if session.hub.openers else "open a trace")
+            text = "Nothing to show yet: " + (
+                "write a prompt and press Generate" if session.hub.openers else "choose a source above"
+            )
         elif session.generation and not session.generation.over:
             text = "Capturing: 0 tasks so far"
         elif snapshot.closed:
@@ -110,10 +117,9 @@ class Panels:
         self._show_label(session, snapshot)
 
     def show_sources(self, session: Session) -> None:
-        names = list(session.hub.sources)
-        if names and not session.source_name:
-            session.choose(names[0])
-        self.bar.show(sources=names, source=session.source_name)
+        if not session.source_name:
+            session.choose(next(iter(session.hub.sources), ""))
+        self.bar.show(sources=session.hub.names, source=session.source_name)
         models = session.hub.models if session.hub.openers else []
         if models != self.chat.models:
             self.chat.models = models
@@ -141,6 +147,7 @@ class Panels:
                 text += " · incomplete"
         if text != self.timeline.title.text:
             self.timeline.title.text = text
+            self.bandwidth.of(source.label)
             self.restyle(self.dark, source.kind)
 
     def show_follow(self, session: Session) -> None:
@@ -188,6 +195,15 @@ class Panels:
         snapshot = session.snapshot()
         self.minimap.update(snapshot, session.tables(snapshot))
         self.minimap.reach(snapshot)
+
+    def show_tables(self, session: Session) -> None:
+        """The chosen tab: the text by itself, or above it a table of the measured range, else of what is in view."""
+        if session.tab in TABLES and session.scene is not None:
+            x0, x1 = session.range or (session.scene.x0, session.scene.x1)
+            table = TABLES[session.tab](session.scene, x0, x1)
+            self.rows_lead_to = table.goes_to
+            self.tabs.show(table, f"of the {'measured range' if session.range else 'view'}: {duration(x1 - x0)}")
+        self.tabs.chosen = session.tab
 
     def show_pin(self, session: Session) -> None:
         """Outline and arrows of the pinned task, and its facts beside the text."""

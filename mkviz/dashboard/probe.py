@@ -87,17 +87,23 @@ def waited(snapshot: Snapshot, at: Hit) -> tuple[float, str]:
     long = float(snapshot.ready[at.row] - snapshot.origin) - at.free
     if long <= 0:
         return 0.0, ""
+    what, culprit = blame(snapshot, at)
+    return long, f"{what} (last raised by {culprit})" if culprit else what
+
+
+def blame(snapshot: Snapshot, at: Hit) -> tuple[str, str]:
+    """What the task of a hit waited for last, and the task that raised it last ("" where there is none)."""
     graph, task = snapshot.graph_of(at.step), int(snapshot.task[at.row])
     if snapshot.flags[at.row] & FLAG_BYTES_LAST:
-        return long, "its bytes"
+        return "its bytes", ""
     waits, last = graph.waits(task), int(snapshot.last_wait[at.row])
     if last == NO_WAIT or last >= len(waits):
-        return long, "its turn" if not waits else "a counter"
+        return "a counter" if waits else "its turn", ""
     name = graph.counters[waits[last][0]]
     final = next((row for row, _, is_last in dependencies(snapshot, at.step, at.row) if is_last), None)
     if final is None:
-        return long, name
-    return long, f"{name} (last raised by {graph.label(int(snapshot.task[final]))} on SM {lane_of(snapshot, at.step, final)})"
+        return name, ""
+    return name, f"{graph.label(int(snapshot.task[final]))} on SM {lane_of(snapshot, at.step, final)}"
 
 
 def next_match(scene: Scene, time: float) -> tuple[int, int] | None:

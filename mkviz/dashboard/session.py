@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 TICK_MS = 100
 IN_FLIGHT = 2  # frames sent and not drawn yet, above which no more are sent
 STALE_S = 2.0  # an ack that has not come by then is taken as lost
-SLOW_S = {"stats": 0.3, "legend": 0.4, "minimap": 1.0}
+SLOW_S = {"stats": 0.3, "legend": 0.4, "minimap": 1.0, "tables": 0.5}
 RECENT_STEPS = 16  # from which a live view learns how long a step takes
 FOLLOW_STEPS = 4  # steps that a live view shows at first
 FIT_STEPS = 12  # a source of up to so many steps is first shown whole
@@ -45,6 +45,7 @@ class Session:
         self.window, self.chosen = 0.0, False  # ns that a following view shows; did the user choose it
         self.pinned: tuple[int, int] | None = None  # (step number, task)
         self.range: tuple[float, float] | None = None
+        self.tab = "text"
         self.generation: Generation | None = None
         self.seq = self.acked = self.moves = 0
         self.sent_at = 0.0
@@ -64,7 +65,13 @@ class Session:
 
     def choose(self, name: str) -> None:
         """Show another source, from its beginning or live."""
-        if name == self.source_name or name not in self.hub.sources:
+        if name == self.source_name:
+            return
+        try:
+            if self.hub.source(name) is None:
+                return
+        except MkvizError as error:
+            self.panels.note(str(error), "error")
             return
         self.source_name, self._snapshot, self._tables, self.scene = name, None, None, None
         self.placed, self.paused, self.follow, self.window, self.chosen = False, False, True, 0.0, False
@@ -135,7 +142,8 @@ class Session:
         now = time.monotonic()
         version = self._snapshot.version if self._snapshot else -1
         generation = (self.generation.state, self.generation.tokens) if self.generation else ()
-        keys = {"stats": (self._shown, version, generation, self.paused), "legend": (self._shown,), "minimap": (version,)}
+        keys = {"stats": (self._shown, version, generation, self.paused), "legend": (self._shown,), "minimap": (version,),
+                "tables": (self.tab, self._shown, version)}  # fmt: skip
         for name, pace in SLOW_S.items():
             if keys[name] != self._keys.get(name) and now - self._last.get(name, 0) > pace:
                 self._keys[name] = keys[name]
@@ -170,10 +178,9 @@ class Session:
     # what the page tells
 
     def viewed(self, data: dict) -> None:
-        """The viewport channel: the range the page shows now."""
+        """The viewport channel: the range the page shows now.  One sent before the page had our last order is out of date."""
         self.width, self.height = data["width"][0], data["height"][0]
-        following = bool(data["follow"][0])
-        if not following:
+        if not data["follow"][0] and data["moves"][0] == self.moves:
             self.x0, self.x1, self.follow = data["x0"][0] * 1000, data["x1"][0] * 1000, False
         with pn.io.hold():
             self.send()
@@ -292,6 +299,17 @@ class Session:
                 self.set_look(query=value)
             elif kind == "next":
                 moves.next_match(self)
+                self.send()
+                self.panels.show_pin(self)
+
+    def tabbed(self, kind: str, value) -> None:
+        """What the tabs ask for."""
+        with pn.io.hold():
+            if kind == "tab":
+                self.tab = value
+                self.panels.show_tables(self)
+            elif kind == "row" and value < len(self.panels.rows_lead_to):
+                moves.show(self, *self.panels.rows_lead_to[value])
                 self.send()
                 self.panels.show_pin(self)
 

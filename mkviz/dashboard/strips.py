@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
-from bokeh.models import ColumnDataSource, FixedTicker, Range1d, RangeTool
+from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, RangeTool, Span
 
 from mkviz import lod
 from mkviz.dashboard.theme import theme_of
 from mkviz.dashboard.timeline import bare_figure
+from mkviz.machine import H200
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
@@ -113,9 +115,30 @@ class Waits(Strip):
 
 
 class Bandwidth(Strip):
-    """Bytes that tasks read from device memory, spread evenly over each task's time."""
+    """Bytes that tasks read from device memory, spread evenly over each task's time; and the most that the machine can read,
+    where the source's label names one that mkviz knows.  Bytes loaded ahead of their task count in it, so peaks can pass that.
+    """
 
     name = "reads to"
+
+    def __init__(self, x_range: Range1d):
+        super().__init__(x_range)
+        self.ceiling = 0.0  # bytes/ns, 0: not known
+        self.limit = Span(dimension="width", line_dash="dashed", line_width=1, visible=False, location=0)
+        self.limit_text = Label(
+            x=6, x_units="screen", y=0, text="", text_font_size="11px", text_baseline="bottom", background_fill_alpha=0.7,
+            visible=False,
+        )  # fmt: skip
+        self.root.add_layout(self.limit)
+        self.root.add_layout(self.limit_text)
+
+    def of(self, label: str) -> None:
+        """The source shown now is the one of this label."""
+        machine = next((m for m in (H200,) if re.search(rf"\b{m.name}\b", label)), None)
+        self.ceiling = machine.bandwidth / 1e9 if machine else 0.0
+        self.limit.update(location=self.ceiling, visible=machine is not None)
+        text = f"{self.ceiling / 1000:.3g} TB/s: the most one {machine.name} was measured to read" if machine else ""
+        self.limit_text.update(text=text, y=self.ceiling, visible=machine is not None)
 
     def values(self, scene):
         return scene.image.rate
@@ -123,13 +146,19 @@ class Bandwidth(Strip):
     def colour(self, dark):
         return "#56B4E9" if dark else "#0072B2"
 
+    def restyle(self, dark):
+        super().restyle(dark)
+        theme = theme_of(dark)
+        self.limit.line_color = self.limit_text.text_color = theme.text
+        self.limit_text.background_fill_color = theme.page
+
     def top(self, scene, values):
-        """The next of 1, 2, 5 × 10ⁿ, so that the scale rests while the view moves."""
-        most = float(values.max(initial=0))
+        """The next of 1, 2, 3, 4, 6, 8, 10 × 10ⁿ, so that the scale rests while the view moves; room above the ceiling."""
+        most = max(float(values.max(initial=0)), 1.3 * self.ceiling)
         if most <= 0:
             return 1.0
         power = 10.0 ** np.floor(np.log10(most))
-        return next(power * m for m in (1, 2, 5, 10) if power * m >= most)
+        return next(power * m for m in (1, 2, 3, 4, 6, 8, 10) if power * m >= most)
 
     def text(self, top):
         return f"{top / 1000:g} TB/s" if top >= 1000 else f"{top:g} GB/s"

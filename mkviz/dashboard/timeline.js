@@ -1,7 +1,7 @@
 // The browser's half of the viewport channel.  Runs whenever the server sends a frame; the first time it sets itself up.
 //
 // frame   server -> page: seq, the range wanted while following, and orders (moves) that are obeyed even when not following
-// view    page -> server: the range, the plot's inner size, and whether the page still follows
+// view    page -> server: the range, the plot's inner size, whether the page still follows, and the last order it obeyed
 // ack     page -> server: the last frame that was drawn, so that a slow page is sent fewer
 // command page -> server: keys, pointer positions, clicks and measured ranges
 // tip     server -> page: what the pointer is on
@@ -52,7 +52,7 @@ function setUp() {
     const inner = box()
     if (!inner?.width) return
     view.data = {x0: [x_range.start], x1: [x_range.end], width: [inner.width], height: [inner.height],
-                 follow: [state.follow ? 1 : 0], n: [++state.sent]}
+                 follow: [state.follow ? 1 : 0], moves: [state.moves], n: [++state.sent]}
   }
   function later() {
     if (state.timer !== null) return

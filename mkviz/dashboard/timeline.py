@@ -85,7 +85,7 @@ class Timeline:
         self.x_range = Range1d(0, 1000, min_interval=NARROWEST)
         self.y_range = Range1d(0, 1)
         self.frame = ColumnDataSource({k: [0] for k in ("seq", "x0", "x1", "follow", "moves", "lo", "hi")})
-        self.view = ColumnDataSource({k: [] for k in ("x0", "x1", "width", "height", "follow", "n")})
+        self.view = ColumnDataSource({k: [] for k in ("x0", "x1", "width", "height", "follow", "moves", "n")})
         self.ack = ColumnDataSource({"seq": [0]})
         self.command = ColumnDataSource({k: [] for k in ("n", "name", "x", "y", "text")})
         self.tip = ColumnDataSource({"html": [""]})

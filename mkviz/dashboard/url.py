@@ -36,8 +36,7 @@ class Url:
             session.look.dark,
         )
         restarted = query.get("boot") not in (None, session.hub.boot)
-        if query.get("source") in session.hub.sources:
-            session.choose(query["source"])
+        session.choose(query.get("source", ""))
         if restarted:
             session.panels.note("the server was restarted: what it had recorded live is gone, new steps are shown as they come")
         x0, _, x1 = query.get("range", "").partition("-")

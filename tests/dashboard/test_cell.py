@@ -72,8 +72,9 @@ def test_a_new_view_is_answered_and_pushed(trace, monkeypatch):
     monkeypatch.setattr(cell.pn.io, "push_notebook", pushed.append)
     view = mkviz.timeline(trace)
     channel = {tuple(sorted(m.data)): m for m in figure(view).tags}
-    channel["follow", "height", "n", "width", "x0", "x1"].data = {
+    channel["follow", "height", "moves", "n", "width", "x0", "x1"].data = {
         "x0": [0.34], "x1": [0.36], "width": [800], "height": [300], "follow": [0], "n": [1],
+        "moves": next(m.data["moves"] for names, m in channel.items() if "seq" in names and "moves" in names),
     }  # fmt: skip
     assert pushed == [view]
     assert columns(view, "left", "right", "y", "color").data["left"].tolist() == [0.35]  # the other lies outside now

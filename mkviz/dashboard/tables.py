@@ -1,0 +1,93 @@
+"""Tables: what a range holds, in rows: its ops, its longest waits, its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkviz import lod
+from mkviz.dashboard import probe
+from mkviz.dashboard.units import duration, percent, size
+
+if TYPE_CHECKING:
+    from mkviz.dashboard.scene import Scene
+    from mkviz.store import Snapshot
+
+TOP_WAITS = 20
+MAX_STEPS = 100  # of a range, the newest, that are listed or searched for waits
+
+
+@dataclass(frozen=True)
+class Table:
+    """``head`` names the columns; ``rows`` are texts; ``goes_to`` what a row leads to: (step number, task), task -1 for a whole
+    step.  Without it rows lead nowhere."""
+
+    head: tuple[str, ...]
+    rows: list[list[str]]
+    goes_to: list[tuple[int, int]] = field(default_factory=list)
+
+
+def ops(scene: Scene, x0: float, x1: float) -> Table:
+    """Per op: tasks that touch the range, their time in it, its share of the time of all tasks, bytes, and bytes over time."""
+    total = lod.summary(scene.snapshot, scene.tables, x0, x1)
+    all_time = float(total.busy.sum()) or 1.0
+    rows = [
+        [scene.snapshot.ops[k], f"{total.count[k]}", duration(total.busy[k]), percent(total.busy[k] / all_time),
+         size(int(total.bytes[k])), f"{total.bytes[k] / total.busy[k]:.1f}" if total.busy[k] else "–"]
+        for k in np.argsort(-total.busy, kind="stable") if total.count[k]
+    ]  # fmt: skip
+    return Table(("op", "tasks", "time", "share", "read", "GB/s per SM"), rows)
+
+
+def waits(scene: Scene, x0: float, x1: float) -> Table:
+    """The tasks in the range that their lanes waited for longest, what they waited on and who let them wait."""
+    snapshot, found = scene.snapshot, []
+    for step in _steps_in(snapshot, x0, x1):
+        rows, lane, free = _free(snapshot, int(step))
+        ready, begin = snapshot.ready[rows] - snapshot.origin, snapshot.begin[rows] - snapshot.origin
+        long = np.where((begin < x1) & (ready > x0), ready - free, 0)
+        for at in np.argsort(-long, kind="stable")[:TOP_WAITS]:
+            if long[at] > 0:
+                hit = probe.Hit("task", int(lane[at]), int(step), rows.start + int(at), float(free[at]))
+                found.append((int(long[at]), hit))
+    found = sorted(found, key=lambda pair: -pair[0])[:TOP_WAITS]
+    table = Table(("task", "waited on", "last raised by", "how long"), [])
+    for long, hit in found:
+        graph, task = snapshot.graph_of(hit.step), int(snapshot.task[hit.row])
+        what, culprit = probe.blame(snapshot, hit)
+        table.rows.append([f"{graph.label(task)} · SM {hit.lane}", what, culprit or "–", duration(long)])
+        table.goes_to.append((int(snapshot.steps["step"][hit.step]), task))
+    return table
+
+
+def steps(scene: Scene, x0: float, x1: float) -> Table:
+    """The steps that touch the range, newest first: time, tasks recorded, records lost."""
+    snapshot, table = scene.snapshot, Table(("step", "time", "tasks", "lost"), [])
+    for at in _steps_in(snapshot, x0, x1)[::-1]:
+        row = snapshot.steps[at]
+        count = int(snapshot.lane_ptr[at, -1] - snapshot.lane_ptr[at, 0])
+        table.rows.append([f"{row['step']}", duration(int(row["end"] - row["begin"])), f"{count}", f"{row['lost']}"])
+        table.goes_to.append((int(row["step"]), -1))
+    return table
+
+
+TABLES = {"ops": ops, "waits": waits, "steps": steps}
+
+
+def _steps_in(snapshot: Snapshot, x0: float, x1: float) -> np.ndarray:
+    begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
+    return np.flatnonzero((begin < x1) & (end > x0))[-MAX_STEPS:]
+
+
+def _free(snapshot: Snapshot, step: int) -> tuple[slice, np.ndarray, np.ndarray]:
+    """Rows of a step; of each its lane, and the time (ns since origin) from which the lane was free for it."""
+    ptr = snapshot.lane_ptr[step]
+    rows, lane = slice(int(ptr[0]), int(ptr[-1])), np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+    begin = int(snapshot.steps["begin"][step])
+    apart = int(snapshot.steps["end"][step]) - begin + 1  # between lanes, so that one running maximum serves all of them
+    latest = np.maximum.accumulate(np.clip(snapshot.end[rows] - begin, 0, apart - 1) + lane * apart) - lane * apart
+    free = np.concatenate([[0], latest[:-1]])
+    free[(ptr[:-1] - ptr[0])[np.diff(ptr) > 0]] = 0
+    return rows, lane, free + begin - snapshot.origin
