@@ -1,5 +1,9 @@
-"""Fixtures of the page's tests: a server process with the replay generator, and a Chromium that watches what the page does."""
+"""Fixtures of the page's tests: a server process with the replay generator, and a Chromium that watches what the page does.
 
+To open a page takes seconds, many on a busy machine, so tests share one page per module and begin by putting it right.
+"""
+
+import contextlib
 import os
 import shutil
 
@@ -10,7 +14,7 @@ MAX_MESSAGE = 1 << 20
 PATIENCE = 120_000  # ms: machines that run tests may be busy
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server():
     server = Server()
     yield server
@@ -30,11 +34,20 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture
-def open_page(chromium):
-    """open_page(url) -> a page whose session runs.  At the end no page may have asked for anything outside, had an error, or
-    got a message of 1 MB."""
-    contexts, complaints, sizes = [], [], [0]
+@pytest.fixture(scope="session")
+def context(chromium):
+    """One for all pages, so that only the first one fetches and compiles the page's scripts."""
+    context = chromium.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    yield context
+    context.close()
+
+
+@contextlib.contextmanager
+def _opener(context):
+    """open_(url) -> a page whose session runs.  At the end no page may have asked for anything outside, had an error, or got a
+    message of 1 MB."""
+    pages, complaints, sizes = [], [], [0]
 
     def watch_socket(socket):
         socket.on("framereceived", lambda data: sizes.append(len(data)))
@@ -43,11 +56,9 @@ def open_page(chromium):
         if not request.url.startswith(("http://localhost:", "data:", "blob:")):
             complaints.append(f"asked for {request.url}")
 
-    def open_(url, width=1440, height=900):
-        context = chromium.new_context(viewport={"width": width, "height": height})
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE)
+    def open_(url):
         page = context.new_page()
+        pages.append(page)
         page.on("websocket", watch_socket)
         page.on("request", watch_request)
         page.on("pageerror", lambda error: complaints.append(f"error in the page: {error}"))
@@ -56,7 +67,21 @@ def open_page(chromium):
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
+    for page in pages:
+        page.close()
     assert not complaints
     assert max(sizes) < MAX_MESSAGE
+
+
+@pytest.fixture(scope="module")
+def shared_page(context, server):
+    """A page of the server that all tests of a module use."""
+    with _opener(context) as open_:
+        yield open_(server.url)
+
+
+@pytest.fixture
+def open_page(context):
+    """For tests that need a page of their own."""
+    with _opener(context) as open_:
+        yield open_

@@ -1,6 +1,7 @@
 """A generator for the page's tests: replays one layered step again and again, with jitter, and "generates" a fixed text.
 
-Its tasks and times are made up, so its label says simulated.  One request runs at a time, others queue.
+Its tasks and times are made up, so its label says simulated.  One request runs at a time, others queue.  What the prompt says
+can make it refuse, crash or hold: after a few tokens it sends nothing more, and goes on until it is stopped.
 """
 
 import re
@@ -124,6 +125,9 @@ class ReplayGenerator:
                 yield Piece(text, index, index, step, now)
                 if index > 3 and "crash" in str(request.messages):
                     raise RuntimeError("the replay was told to crash")
+                while index > 3 and "hold" in str(request.messages):
+                    time.sleep(self._pace)
+                    yield Piece("")
             state = "done"
             yield Piece("", finish_reason="length")
         finally:

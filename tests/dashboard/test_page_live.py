@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from page_server import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
@@ -19,6 +18,13 @@ def wait(page, condition):
 
 
 def generate(page, prompt="Write a function"):
+    """Ask, and wait until the page has taken it up: what ``tokens`` counts is then the new answer."""
+    turns = page.locator(".turn.user").count()
+    submit(page, prompt)
+    page.locator(".turn.user").nth(turns).wait_for()
+
+
+def submit(page, prompt):
     page.fill("textarea", prompt)
     page.click("button.go")
 
@@ -30,11 +36,24 @@ def note(page, pattern):
 
 
 def tokens(page):
-    return page.locator(".turn.assistant span[data-step]")
+    """Of the newest answer."""
+    return page.locator(".turn.assistant:last-child span[data-step]")
 
 
-def test_text_and_timeline_move_and_stop_stops(open_page, server):
-    page = open_page(server.url)
+def stop(page):
+    page.click("button.stop")
+    return note(page, "^stopped")
+
+
+@pytest.fixture
+def page(shared_page):
+    if shared_page.locator("button.stop").is_enabled():  # a test that failed left it so
+        stop(shared_page)
+    shared_page.fill("input[aria-label=model]", "demo")
+    return shared_page
+
+
+def test_text_and_timeline_move_and_stop_stops(page):
     assert "answer appears here" in page.inner_text(".log")
     generate(page)
     tokens(page).nth(5).wait_for()
@@ -45,26 +64,23 @@ def test_text_and_timeline_move_and_stop_stops(open_page, server):
     assert page.inner_text(".turn.user") == "Write a function"
     assert text.startswith("def reverse(items):") and len(page.inner_text(".turn.assistant")) > len(text)
     note(page, r"generating · \d+ tokens · [\d.]+ tok/s")
-    page.click("button.stop")
-    stopped = note(page, "^stopped")
+    stopped = stop(page)
     assert int(re.search(r"(\d+) tokens", stopped)[1]) == tokens(page).count()
     assert page.locator("button.go").is_enabled() and page.locator("button.stop").is_disabled()
     assert page.locator(".mkviz-stats > div", has_text="tok/s").locator("b").inner_text() != "–"
 
 
-def test_the_label_is_on_the_figure(open_page, server):
-    page = open_page(server.url)
+def test_the_label_is_on_the_figure(page):
     generate(page)
     tokens(page).nth(3).wait_for()
     page.wait_for_function(
         "[...Bokeh.documents[0]._all_models.values()]"
         ".some((m) => m.type === 'Title' && m.text.startsWith('simulated (test replay)'))"
     )
-    page.click("button.stop")
+    stop(page)
 
 
-def test_an_error_is_one_line_in_the_page(open_page, server):
-    page = open_page(server.url)
+def test_an_error_is_one_line_in_the_page(page):
     for prompt, model, line in (
         ("", "demo", "the prompt is empty; write what the model should answer"),
         ("refuse", "demo", "prompt: 9999 tokens; at most 2048 fit the context"),
@@ -72,59 +88,41 @@ def test_an_error_is_one_line_in_the_page(open_page, server):
         ("crash", "demo", "the generator failed: RuntimeError: the replay was told to crash"),
     ):
         page.fill("input[aria-label=model]", model)
-        generate(page, prompt)
+        submit(page, prompt)
         page.locator(".note.error", has_text=line).wait_for()
-        assert page.locator("button.go").is_enabled()
+        page.locator("button.go:enabled").wait_for()
     generate(page, "and on")  # the page lives
     tokens(page).nth(12).wait_for()
-    page.click("button.stop")
-    note(page, "^stopped")
+    stop(page)
 
 
-@pytest.fixture
-def slow_server():
-    """A step takes long enough that a request still runs when a second page, on a busy machine, asks too."""
-    server = Server(16, 6, 0.4)
-    yield server
-    server.stop()
-
-
-def test_two_sessions_queue_and_both_get_their_text(open_page, slow_server):
-    server = slow_server
-    first, second = open_page(server.url), open_page(server.url)
-    generate(first)
-    tokens(first).nth(2).wait_for()
+def test_two_sessions_queue_and_both_get_their_text(page, open_page, server):
+    second = open_page(server.url)
+    generate(page, "hold")  # runs until it is stopped, so the second request comes while it runs
+    tokens(page).nth(2).wait_for()
     generate(second, "me too")
     note(second, "^queued$")
     assert tokens(second).count() == 0
     wait(second, "t.state.frames > 0")  # it watches what runs meanwhile
-    first.click("button.stop")
-    note(first, "^stopped")
+    stop(page)
     tokens(second).nth(4).wait_for()
-    count = tokens(first).count()
+    count = tokens(page).count()
     tokens(second).nth(9).wait_for()
-    assert tokens(first).count() == count  # texts do not mix
-    second.click("button.stop")
-    note(second, "^stopped")
+    assert tokens(page).count() == count  # texts do not mix
+    stop(second)
 
 
-def test_the_server_is_killed_and_comes_back(open_page):
-    server = Server()
-    try:
-        page = open_page(server.url)
-        generate(page)
-        tokens(page).nth(3).wait_for()
-        page.wait_for_function("location.search.includes('boot=')")
-        server.stop()
-        page.locator(".mkviz-banner", has_text="Disconnected").wait_for()
-        server.start()
-        page.locator(".note", has_text="the server was restarted").wait_for()
-        assert page.locator(".mkviz-banner").count() == 0
-        assert page.inner_text(".turn.user") == "Write a function"  # the conversation is still there
-        generate(page, "again")
-        tokens(page).nth(3).wait_for()
-        wait(page, "t.state.frames > 1 && t.state.follow")
-        page.click("button.stop")
-        note(page, "^stopped")
-    finally:
-        server.stop()
+def test_the_server_is_killed_and_comes_back(page, server):
+    generate(page, "hold")
+    tokens(page).nth(3).wait_for()
+    page.wait_for_function("location.search.includes('boot=')")
+    server.stop()
+    page.locator(".mkviz-banner", has_text="Disconnected").wait_for()
+    server.start()
+    page.locator(".note", has_text="the server was restarted").wait_for()
+    assert page.locator(".mkviz-banner").count() == 0
+    assert page.locator(".turn.user").first.inner_text() == "Write a function"  # the conversation is still there
+    generate(page, "again")
+    tokens(page).nth(3).wait_for()
+    wait(page, "t.state.frames > 1 && t.state.follow")
+    stop(page)

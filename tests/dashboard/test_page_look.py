@@ -3,30 +3,32 @@
 import re
 
 import pytest
-from test_page_live import generate, note, timeline, tokens, wait
+from test_page_live import generate, stop, timeline, tokens, wait
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def recorded(server, chromium):
+def recorded(shared_page):
     """The server holds a dozen steps before these tests look at them."""
-    page = chromium.new_page()
-    page.set_default_timeout(120_000)
-    page.goto(server.url)
-    page.wait_for_selector("body[data-mkviz=ready]", state="attached")
-    generate(page)
-    tokens(page).nth(11).wait_for()
-    page.click("button.stop")
-    note(page, "^stopped")
-    page.close()
-    return server
+    generate(shared_page)
+    tokens(shared_page).nth(11).wait_for()
+    stop(shared_page)
+    return shared_page
 
 
 @pytest.fixture
-def page(open_page, recorded):
-    page = open_page(recorded.url)
-    wait(page, "t.state.frames > 0 && t.box()")
+def page(recorded):
+    """Nothing pinned, measured, searched or hidden, colours by op, and a view of one step that follows."""
+    page = recorded
+    page.mouse.move(5, 5)
+    page.keyboard.press("Escape")  # leaves a text field, and clears
+    page.locator(".card h3").first.wait_for(state="hidden")
+    page.click("button[data-mode=op]")
+    page.keyboard.press("[")
+    wait(page, "!t.state.follow")
+    page.keyboard.press("l")
+    wait(page, "t.state.follow && t.box()")
     page.locator(".mkviz-stats > div", has_text="tasks in view").wait_for()
     return page
 
@@ -51,9 +53,10 @@ def busy_point(page):
     """Somewhere on the plot where the hover tells of a running task."""
     for share in (0.31, 0.42, 0.53, 0.64, 0.75):
         for lane in (3, 8, 12):
+            page.mouse.move(5, 5)
+            page.locator(".mkviz-tip").wait_for(state="hidden")
             page.mouse.move(*at(page, share, lane))
             page.locator(".mkviz-tip", has_text="SM").wait_for()
-            page.wait_for_timeout(300)
             if not re.match("waiting|about|no task", page.inner_text(".mkviz-tip")):
                 return at(page, share, lane)
     raise AssertionError("no task under any of the points")
@@ -116,15 +119,9 @@ def test_hover_tells_and_lights_its_token(page):
 def test_click_pins_with_arrows_and_escape_clears(page):
     page.mouse.click(*busy_point(page))
     page.locator(".card h3").first.wait_for()
-    first = page.locator(".card").first.inner_text()
+    first = page.locator(".card").first.text_content()
     page.keyboard.press(".")  # the next task of the lane
-    page.wait_for_function("t => !document.body.innerText.includes(t)", arg="\u0000")
-    page.locator(".card").first.wait_for()
-    for _ in range(50):
-        if page.locator(".card").first.inner_text() != first:
-            break
-        page.wait_for_timeout(200)
-    assert page.locator(".card").first.inner_text() != first
+    page.locator(".card", has_not_text=first).first.wait_for()
     page.keyboard.press("f")
     wait(page, f"t.range()[1] - t.range()[0] < {0.5 * span(page)}")
     page.keyboard.press("Escape")
@@ -160,6 +157,8 @@ def test_legend_hides_and_isolates(page):
     assert page.locator(".mkviz-legend button.off").count() == 7
     shares = [float(t.split()[0]) for t in page.locator(".mkviz-legend b").all_inner_texts()]
     assert 90 < sum(shares) <= 100.5  # busy, wait and tail; what is left is between ready and begin
+    button.click(modifiers=["Alt"])
+    page.locator(".mkviz-legend button.off").first.wait_for(state="detached")
 
 
 def test_search_colours_and_state_survive_a_reload(page):
@@ -173,8 +172,7 @@ def test_search_colours_and_state_survive_a_reload(page):
     page.locator(".mkviz-legend .scale", has_text="layer 5").wait_for()
     page.mouse.move(*at(page, 0.25, 5))
     page.mouse.wheel(0, -300)
-    page.wait_for_function("location.search.includes('range=')")
-    page.wait_for_timeout(1500)
+    wait(page, "Math.abs((location.search.match(/range=([\\d.]+)/)?.[1] ?? 0) - t.range()[0]) < 0.002")
     before = timeline(page)["range"]
     page.reload()
     page.wait_for_selector("body[data-mkviz=ready]", state="attached")
@@ -192,15 +190,13 @@ def test_pause_freezes_the_view_while_recording_goes_on(page):
     assert timeline(page)["range"] == before
     page.locator("button.pause").click()
     wait(page, f"t.range()[1] > {before[1]}")
-    page.click("button.stop")
-    note(page, "^stopped")
+    stop(page)
 
 
 def test_a_token_leads_to_its_step(page):
     generate(page)
     tokens(page).nth(6).wait_for()
-    page.click("button.stop")
-    note(page, "^stopped")
+    stop(page)
     token = tokens(page).nth(4)
     step = token.get_attribute("data-step")
     token.click()
@@ -218,16 +214,16 @@ def test_dark_and_help(page):
     page.locator("dialog.mkviz-help", has_text="zoom time at the pointer").wait_for()
     page.keyboard.press("Escape")
     page.locator("dialog.mkviz-help").wait_for(state="hidden")
+    page.click("[aria-label='Toggle theme']")
+    page.wait_for_selector("body:not(.mkviz-dark)", state="attached")
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
-def test_nothing_is_cut_off(open_page, recorded, width, height):
-    page = open_page(recorded.url, width, height)
-    wait(page, "t.state.frames > 0 && t.box()")
-    page.wait_for_timeout(1000)
-    b = box(page)
-    assert b["width"] > 0.55 * width and b["height"] > 0.3 * height
+def test_nothing_is_cut_off(page, width, height):
+    page.set_viewport_size({"width": width, "height": height})
+    wait(page, f"t.box().width > {0.55 * width} && t.box().height > {0.3 * height}")
     for selector in ("button.go", ".mkviz-legend button[data-op=tail]", "input[type=search]"):
         part = page.locator(selector).bounding_box()
         assert part["x"] >= 0 and part["x"] + part["width"] <= width
         assert part["y"] >= 0 and part["y"] + part["height"] <= height
+    page.set_viewport_size({"width": 1440, "height": 900})
