@@ -34,11 +34,11 @@ def drop_outdated() -> None:
     """Call before anything here is compiled.  Says so on stderr when compilation is due, for it takes a while."""
     files = [*sorted(Path(__file__).parent.glob("*.py")), Path(tiling.__file__), Path(record.__file__)]
     digest = hashlib.sha256(numba.__version__.encode() + b"".join(f.read_bytes() for f in files)).hexdigest()
-    folder = Path(_kept_here.stats.cache_path)
-    stamp = folder / "sources.sha256"
+    folder, python = Path(_kept_here.stats.cache_path), "py{}{}".format(*sys.version_info)  # numba's files name their Python
+    stamp = folder / f"sources.{python}.sha256"
     if stamp.exists() and stamp.read_text() == digest:
         return
-    for file in folder.glob("*.nb[ic]"):
+    for file in folder.glob(f"*.{python}*.nb[ic]"):
         file.unlink(missing_ok=True)
     stamp.write_text(digest)
     print(COMPILING, file=sys.stderr, flush=True)
