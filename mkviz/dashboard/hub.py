@@ -74,6 +74,12 @@ class Hub:
         with self._lock:
             return [*(name for name in self._sources if name not in self._offers), *self._offers]
 
+    @property
+    def first(self) -> str:
+        """The source that a page shows unasked; "" while there is none.  What is on offer waits to be chosen."""
+        with self._lock:
+            return next((name for name in self._sources if name not in self._offers), "")
+
     def source(self, name: str) -> Source | None:
         """A source by name, opened if it is on offer; None when there is none.  Raises MkvizError when it does not open."""
         with self._lock:

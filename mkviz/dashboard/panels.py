@@ -118,7 +118,7 @@ class Panels:
 
     def show_sources(self, session: Session) -> None:
         if not session.source_name:
-            session.choose(next(iter(session.hub.sources), ""))
+            session.choose(session.hub.first)
         self.bar.show(sources=session.hub.names, source=session.source_name)
         models = session.hub.models if session.hub.openers else []
         if models != self.chat.models:

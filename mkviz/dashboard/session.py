@@ -77,6 +77,7 @@ class Session:
         self.placed, self.paused, self.follow, self.window, self.chosen = False, False, True, 0.0, False
         self.pinned = self.range = None
         self._shown, self._keys = (), {}
+        self.moves += 1  # the page may have let go of the source before; this one it is ordered to follow
         self.panels.clear()
         self.tick()
 

@@ -74,6 +74,15 @@ def test_the_measured_range_goes_before_the_view(session):
     assert [row[0] for row in tabs.rows] == ["attention"] and tabs.caption == "of the measured range: 100 ns"
 
 
+def test_another_source_is_an_order(session):
+    """A page that had let go of one source follows the next."""
+    session.go(0, 100)
+    before = session.moves
+    session.source_name = ""
+    session.choose("two")
+    assert session.moves > before and session.follow
+
+
 def test_a_view_sent_before_the_last_order_arrived_does_not_undo_it(session):
     view = {"x0": [0.1], "x1": [0.2], "width": [800], "height": [300], "follow": [0]}
     session.go(0, 1000, follow=True)
