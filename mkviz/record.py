@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-RECORD = np.dtype({
-    "names": ["claim", "ready", "begin", "seq", "end", "publish", "task", "tail"],
-    "formats": ["<u4"] * 8,
-    "offsets": [0, 4, 8, 12, 16, 20, 24, 28],
-    "itemsize": 32,
-})
+RECORD = np.dtype(
+    {
+        "names": ["claim", "ready", "begin", "seq", "end", "publish", "task", "tail"],
+        "formats": ["<u4"] * 8,
+        "offsets": [0, 4, 8, 12, 16, 20, 24, 28],
+        "itemsize": 32,
+    }
+)
 """As in device memory.  ``claim``: low word of the global timer (ns); ``ready``, ``begin``, ``end``, ``publish``: SM cycles
 since claim, saturating; ``seq``: index in the ring's life + 1 (0: never written); ``task``: 22 bits of task id, then the low 10
 bits of the step above them; ``tail``: last wait (12 bits), ring fill (4), flags (8), lap (8), from the low bit up."""
@@ -28,12 +30,14 @@ FLAG_SATURATED = 0x10  # a delta did not fit 32 bits
 FLAG_COVERED = 0x20  # no release of its own: publish is its last store or its end
 FLAG_BYTES_LAST = 0x40  # what the task waited for last was bytes, not a counter (ready..begin is starved)
 
-LIVE = np.dtype({
-    "names": ["head", "step", "task", "state", "since", "counter", "target", "anchor_ns", "anchor_cycles", "anchor_step"],
-    "formats": ["<u8", "<u8", "<u4", "<u4", "<u8", "<u4", "<u4", "<u8", "<u8", "<u8"],
-    "offsets": [0, 8, 16, 20, 24, 32, 36, 40, 48, 56],
-    "itemsize": 128,
-})
+LIVE = np.dtype(
+    {
+        "names": ["head", "step", "task", "state", "since", "counter", "target", "anchor_ns", "anchor_cycles", "anchor_step"],
+        "formats": ["<u8", "<u8", "<u4", "<u4", "<u8", "<u4", "<u4", "<u8", "<u8", "<u8"],
+        "offsets": [0, 8, 16, 20, 24, 32, 36, 40, 48, 56],
+        "itemsize": 128,
+    }
+)
 """The live line of a role warp, a cache line of its own.  ``head``: records written in the ring's life, stored with release
 after the record; ``step``: full number of the step it is in; ``task`` (``NO_TASK``: none), ``state``, ``since`` (ns) and, while
 waiting, ``counter`` and ``target``; the last anchor: the same instant in global ns and SM cycles, and the step."""
