@@ -10,7 +10,7 @@ from mkviz.graph import Graph
 from mkviz.schedule import Schedule
 
 ROLES = ("loader", "feeder", "math", "storer")
-SHOWN = 3  # producers named of a counter whose producers wait for nothing
+SHOWN = 3  # producers named of a counter whose producers wait for nothing; waits named at either end of a chain
 
 
 class StuckStep(MkvizError):
@@ -47,17 +47,23 @@ def stuck_step(graph: Graph, schedule: Schedule, abort: np.void, counters: np.nd
 
     counters = counters.copy()
     counters[counter] = abort["value"]  # as the wait saw it
-    text, (ptr, producers) = f"step stuck: {what} on {who} waits for counter", graph.producers
+    hops, (ptr, producers) = [], graph.producers
     while True:
-        text += f" {graph.counters[counter]}: {arrived(counter)} of {arrivals[counter]}"
+        at = f"{graph.counters[counter]}: {arrived(counter)} of {arrivals[counter]}"
         raisers = producers[ptr[counter] : ptr[counter + 1]].tolist()
         missing = next((t for t in raisers if sm_of[t] < 0), None)
-        if missing is not None:
-            return StuckStep(f"{text}; raised by {where(missing)}", "give every task to an SM")
         blocked = next(((t, c) for t in raisers if (c := unmet(t)) is not None), None)
-        if blocked is None:
-            names = ", ".join(where(t) for t in raisers[:SHOWN])
+        if missing is not None:
+            by, remedy = where(missing), "give every task to an SM"
+        elif blocked is not None:
+            by = f"{where(blocked[0])}, which waits for"
+        else:
             more = f" and {len(raisers) - SHOWN} more" if len(raisers) > SHOWN else ""
-            return StuckStep(f"{text}; raised by {names}{more}", "check the schedule (mkviz schedule check)")
-        text += f"; raised by {where(blocked[0])}, which waits for"
+            by, remedy = ", ".join(where(t) for t in raisers[:SHOWN]) + more, "check the schedule (mkviz schedule check)"
+        hops.append(f"{at}; raised by {by}")
+        if missing is not None or blocked is None:
+            break
         counter = blocked[1]
+    if len(hops) > 2 * SHOWN:
+        hops[SHOWN:-SHOWN] = [f"… {len(hops) - 2 * SHOWN} more such waits …"]
+    return StuckStep(f"step stuck: {what} on {who} waits for counter {' '.join(hops)}", remedy)

@@ -54,6 +54,23 @@ def test_a_wait_is_followed_back_to_the_one_that_began_it(graph):
     )
 
 
+def test_a_long_chain_shows_its_ends():
+    """Ten tasks in a row, of which the first has no SM: the last one's wait and the first one's lack are told."""
+    g = GraphBuilder("row", ("op",))
+    counters = [g.counter(f"c{i}") for i in range(10)]
+    for i in range(10):
+        g.task("op", tile=i, waits=counters[i - 1 : i], raises=[counters[i]])
+    g.task("op", tile=10, waits=[counters[9]])
+    text = said(g.build(), [list(range(1, 11))], FEEDER, 10, 9, [0] * 10, sm=0)
+    assert text == (
+        "step stuck: op · tile 10 (task 10) on SM 0 feeder waits for counter "
+        "c9: 0 of 1; raised by op · tile 9 on SM 0, which waits for c8: 0 of 1; raised by op · tile 8 on SM 0, which waits for "
+        "c7: 0 of 1; raised by op · tile 7 on SM 0, which waits for … 4 more such waits … "
+        "c2: 0 of 1; raised by op · tile 2 on SM 0, which waits for c1: 0 of 1; raised by op · tile 1 on SM 0, which waits for "
+        "c0: 0 of 1; raised by op · tile 0 on no SM; give every task to an SM"
+    )
+
+
 def test_producers_that_wait_for_nothing(graph):
     text = said(graph, [[0, 1, 2], [3, 4]], LOADER, 3, 0, [1, 0, 0])
     assert "a: 1 of 2; raised by load · tile 0 on SM 0, load · tile 1 on SM 0; check the schedule" in text

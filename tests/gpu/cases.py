@@ -44,3 +44,6 @@ CASES = {
     "llama-2560": _llama(hidden_size=2560, num_hidden_layers=3, num_attention_heads=32, num_key_value_heads=4, head_dim=80,
                          intermediate_size=1360, rope_parameters=_LLAMA3),
 }  # fmt: skip
+MANY_EXPERTS = _cohere(hidden_size=256, num_hidden_layers=2, mlp_layer_types=["sparse", "sparse"], num_attention_heads=4,
+                       num_key_value_heads=2, head_dim=64, intermediate_size=32, num_experts=200,
+                       num_experts_per_tok=16)  # fmt: skip

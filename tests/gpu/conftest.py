@@ -15,7 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "engine"))
 
-VARIANTS = ((0, False, {}), (1, False, {}), (0, True, {}), (0, False, {"MK_BULK": 0}))  # trace, delays, more; up to 32 experts
+VARIANTS = (  # of the kernel, that the tests here ask for: experts, trace, delays, more
+    (32, 0, False, {}), (32, 1, False, {}), (32, 2, False, {}), (32, 0, True, {}), (32, 0, False, {"MK_BULK": 0}),
+    (200, 0, False, {}),
+)  # fmt: skip
 
 
 def pytest_addoption(parser):
@@ -85,4 +88,4 @@ def compiled(request):
 
     arch = open_device().arch
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda v: megakernel(arch, **kernel_defines(32, v[0], v[1]) | v[2]), VARIANTS))
+        list(pool.map(lambda v: megakernel(arch, **kernel_defines(*v[:3]) | v[3]), VARIANTS))

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+SHORT_CONTEXT = 32  # rows; in a longer one no single row weighs much
+
 
 @dataclass
 class Forward:
@@ -63,11 +65,16 @@ def beyond_noise(exact: np.ndarray, rounded: np.ndarray, k: int, sigmas: float =
     return exact[rows, first] - exact[rows, second] > sigmas * np.hypot(noise[first], noise[second])
 
 
-def routing_decided(exact: Forward, rounded: Forward) -> np.ndarray:
-    """bool[rows]: whether every choice of experts is beyond rounding noise.  Where it is not, transformers' own bf16 run may
-    compute another function."""
+def routing_decided(exact: Forward, rounded: Forward, length: int) -> np.ndarray:
+    """bool[rows]: whether every choice of experts is beyond rounding noise, in sequences of ``length`` rows.
+
+    Where it is not, transformers' own bf16 run may compute another function, and in a short context the rows that attend to
+    such a row as well.
+    """
     out = np.ones(len(exact.logits), bool)
     for layer, router in exact.routers.items():
         if exact.top_k < router.shape[1]:
             out &= beyond_noise(router, rounded.routers[layer], exact.top_k)
+    early = out.reshape(-1, length)[:, :SHORT_CONTEXT]
+    early[:] = np.logical_and.accumulate(early, axis=1)
     return out

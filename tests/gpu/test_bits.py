@@ -109,6 +109,64 @@ def test_fewer_sms_and_other_schedules(directory, evidence):
         assert same
 
 
+def test_tracing_changes_no_bit(directory):
+    expected = None
+    for trace in (0, 1, 2):
+        backend = open_cuda(directory, trace=trace)
+        logits = Rows(backend, prompts(backend, (70, 300)), seed=6).run(most=8)
+        expected = expected or logits
+        assert all(same_bits(a, b) for a, b in zip(logits, expected, strict=True)), f"trace {trace}"
+
+
+def test_rows_that_want_no_logits_change_nothing(directory):
+    backend = open_cuda(directory)
+    tokens, positions = [11, 12, 13, 14, 15], range(5)
+    every = backend.step(make_plan(tokens, positions))
+    plan = make_plan(tokens, positions)
+    plan.wants_logits[:] = [False, True, False, False, True]
+    backend._arrays["logits"].fill(np.nan)
+    some = backend.step(plan)
+    assert same_bits(some.logits[[1, 4]], every.logits[[1, 4]]) and np.isnan(some.logits[[0, 2, 3]]).all()
+    assert some.greedy.tolist() == [-1, every.greedy[1], -1, -1, every.greedy[4]]
+
+
+def test_counters_wrap_around(directory):
+    """The words that count arrivals pass 2^32 between two steps, and inside a launch."""
+    backend = open_cuda(directory)
+    plan = make_plan([11, 12, 13], [0, 0, 0], range(3), [[i] for i in range(3)])
+    expected = backend.step(plan).logits.copy()
+    backend.run(plan, 6)
+    tokens = backend.greedy_steps.copy()
+    program, arrays, epoch = next(iter(backend._programs.values()))[1:]
+    arrivals = program.graph.arrivals.astype(np.int64)
+    for steps, begin in ((1, 2**32 // int(arrivals.max()) - 3), (6, 2**32 - 3)):
+        words = np.zeros((len(arrivals), 32), np.uint32)
+        words[:, 0] = begin * arrivals & 0xFFFFFFFF
+        arrays["counters"].set(words.reshape(-1))
+        epoch[0] = begin
+        for _ in range(6 // steps):
+            backend.run(plan, steps)
+            if steps == 1:
+                assert same_bits(backend._arrays["logits"][:3].get(), expected)
+        assert np.array_equal(backend.greedy_steps, tokens[:steps])
+
+
+def test_a_launch_that_is_stopped(directory, evidence):
+    """The stop word ends a launch after a whole step; what it has done is right, and the next launch goes on."""
+    backend = open_cuda(directory)
+    plan = make_plan([11], [0], pages=[np.arange(8)])
+    backend.run(plan, 256)
+    tokens = backend.greedy_steps.copy()
+    backend.start(plan, 256)
+    backend.stop()
+    backend.finish()
+    done = len(backend.greedy_steps)
+    evidence.add("stop word", model=directory.name, asked=256, done=done)
+    assert 1 <= done < 256 and np.array_equal(backend.greedy_steps, tokens[:done])
+    backend.run(plan, 256)
+    assert np.array_equal(backend.greedy_steps, tokens)
+
+
 def test_the_portable_copy_path(directory, evidence, monkeypatch):
     """cp.async as on sm_80, run on this GPU: the same bits as bulk copies."""
     from engine.cuda import backend as module

@@ -2,9 +2,16 @@
 
 import numpy as np
 import pytest
+from cases import CASES
+from checkpoints import make_checkpoint
 from reference import relative
 from rows import demo_directory, open_backend, same_bits
 from stepping import feed, make_plan, open_cuda
+
+from engine.engine import Engine
+from engine.sampling import SamplingParams
+from mkviz.drain import Drain
+from mkviz.record import KIND_MASK, KIND_PHASES, KIND_TASK
 
 pytestmark = pytest.mark.gpu
 
@@ -60,9 +67,6 @@ class Steps:
 
 @pytest.mark.parametrize("trace", [1, 2])
 def test_records_of_every_task(trace):
-    from mkviz.drain import Drain
-    from mkviz.record import KIND_MASK, KIND_PHASES, KIND_TASK
-
     backend = open_cuda(demo_directory(), trace=trace)
     tokens = tokens_of(backend, 64, 3)
     drain, sink, graphs = Drain(backend.rings.link(), expects_meta=False), Steps(), 0
@@ -85,10 +89,43 @@ def test_records_of_every_task(trace):
             assert (e[a] <= e[b]).all(), (a, b)
 
 
+def test_records_of_large_tasks(tmp_path):
+    """Tasks of five chunks and of forty: feeders are ahead of the loader, which the ring holds back."""
+    family, settings = CASES["llama-2560"]
+    make_checkpoint(tmp_path, family, **settings | {"vocab_size": 32064, "num_hidden_layers": 1})
+    backend = open_cuda(tmp_path, trace=1)
+    drain, sink = Drain(backend.rings.link(), expects_meta=False), Steps()
+    drain.add_sink(sink)
+    for step in range(6):
+        rows = (8, 1)[step % 2]
+        at = 8 * (step // 2) + 8 * (step % 2)
+        backend.step(make_plan(tokens_of(backend, rows, step), range(at, at + rows)))
+    stats = drain.close()
+    assert stats.lost == stats.torn == 0 and len(sink.steps) == 6
+    for _, e in sink.steps:
+        for a, b in (("claim", "ready"), ("ready", "begin"), ("begin", "end"), ("end", "publish")):
+            assert (e[a] <= e[b]).all(), (a, b)
+        assert (e["publish"] - e["claim"] < 10_000_000).all()  # ns: no difference has wrapped
+
+
+def test_several_requests_at_once_through_the_engine():
+    """Four requests batched by the engine, prompts and decode rows in the same steps, against each by itself."""
+    prompts = ["def reverse(items):", "class Stack:", "import sys\n\ndef main():\n    print(", "# a"]
+
+    def tokens(engine, texts):
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        sequences = [engine.submit(engine.tokenizer.encode(text), params, text) for text in texts]
+        return [[piece.token for piece in engine.stream(s)] for s in sequences]
+
+    engine = Engine(backend="cuda")
+    together = tokens(engine, prompts)
+    alone = [tokens(engine, [text])[0] for text in prompts]
+    engine.close()
+    assert together == alone and all(len(t) >= 40 for t in together)
+
+
 def phased(graph, events) -> np.ndarray:
     """Tasks of a step that have a record of their phases: those with products that had work."""
-    from mkviz.record import KIND_MASK, KIND_TASK
-
     worked = events["task"][(events["flags"] & KIND_MASK) == KIND_TASK]
     without = [graph.ops.index(op) for op in ("embed", "merge", "pick")]
     return worked[~np.isin(graph.op[worked], without)]

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, MANY_EXPERTS
 from checkpoints import make_checkpoint
 from reference import beyond_noise, forward, load, relative, routing_decided, row_errors
 from rows import Rows, demo_directory, open_backend, same_bits
@@ -21,10 +21,10 @@ LIMIT = 1.5  # our error by that of transformers' bf16 run
 EXCLUDED = 0.05  # share of rows whose greedy token rounding may decide
 
 
-def compare(evidence, test, ours, exact, rounded, **where):
-    """Error and greedy tokens of all rows; asserts the limits."""
+def compare(evidence, test, ours, exact, rounded, length, **where):
+    """Error and greedy tokens of all rows of sequences of ``length``; asserts the limits."""
     mine, theirs = row_errors(ours, exact.logits), row_errors(rounded.logits, exact.logits)
-    clear, routed = beyond_noise(exact.logits, rounded.logits, 1), routing_decided(exact, rounded)
+    clear, routed = beyond_noise(exact.logits, rounded.logits, 1), routing_decided(exact, rounded, length)
     differ = ours.argmax(1) != exact.logits.argmax(1)
     figures = {
         "rows": len(ours), "error": relative(ours, exact.logits), "bf16 error": relative(rounded.logits, exact.logits),
@@ -68,7 +68,7 @@ def test_against_transformers(case, evidence):
     tokens = np.random.default_rng(0).integers(0, backend.config.vocab, LONG)
     exact, rounded = references(directory, tokens[None])
     ours = feed(backend, tokens)
-    compare(evidence, "long", ours, exact, rounded, case=name)
+    compare(evidence, "long", ours, exact, rounded, LONG, case=name)
     for context in CONTEXTS[4:]:  # 32 rows around it: a single row's ratio says little
         near = slice(max(0, context - 16), context + 16)
         mine, theirs = (np.median(row_errors(x[near], exact.logits[near])) for x in (ours, rounded.logits))
@@ -100,12 +100,25 @@ def test_short_sequences_in_ragged_batches(case, evidence):
     exact, rounded = references(directory, tokens)
     parts = [Rows(backend, tokens[i : i + 8].tolist(), seed=i).run(most=6) for i in range(0, SEQUENCES, 8)]
     ours = np.concatenate([logits for part in parts for logits in part])
-    compare(evidence, "short", ours, exact, rounded, case=name)
+    compare(evidence, "short", ours, exact, rounded, SHORT, case=name)
     for context in CONTEXTS[:4]:
         at = np.arange(SEQUENCES) * SHORT + context - 1
         mine, theirs = (np.median(row_errors(x[at], exact.logits[at])) for x in (ours, rounded.logits))
         evidence.add("at context", case=name, context=context, error=float(mine), bf16_error=float(theirs))
         assert mine <= LIMIT * theirs, context
+
+
+def test_many_experts(tmp_path, evidence):
+    """200 experts of which each row takes 16: more slots than rows of a batch, and near ties in almost every row."""
+    make_checkpoint(tmp_path, *MANY_EXPERTS[:1], **MANY_EXPERTS[1])
+    backend = open_cuda(tmp_path)
+    tokens = np.random.default_rng(2).integers(0, backend.config.vocab, (8, SHORT))
+    exact, rounded = references(tmp_path, tokens)
+    ours = np.concatenate(Rows(backend, tokens.tolist(), seed=2).run(most=6))
+    error, noise = relative(ours, exact.logits), relative(rounded.logits, exact.logits)
+    mine, theirs = (np.median(row_errors(x, exact.logits)) for x in (ours, rounded.logits))
+    evidence.add("many experts", rows=len(ours), error=error, bf16_error=noise, median=float(mine), bf16_median=float(theirs))
+    assert error <= LIMIT * noise and mine <= LIMIT * theirs
 
 
 def test_demo_model_against_the_cpu(evidence):
