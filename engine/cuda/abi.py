@@ -54,7 +54,8 @@ STRUCTS = {
 
 def assertions() -> str:
     """C++ that compiles only where ``abi.h`` has the sizes, offsets and constants of this file."""
-    lines = ['#include "abi.h"', "#define at(S, f) __builtin_offsetof(S, f)"]
+    # older NVRTC knows no offsetof in any spelling but that of the compiler inside it
+    lines = ['#include "abi.h"', "#define at(S, f) __INTADDR__(&((S*)0)->f)"]
     for name, dtype in STRUCTS.items():
         lines.append(f'static_assert(sizeof({name}) == {dtype.itemsize}, "size of {name}");')
         for field, (_, offset, *_) in dtype.fields.items():

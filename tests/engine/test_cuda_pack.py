@@ -242,6 +242,19 @@ def test_the_embedding_is_packed_once_when_tied(model):
     check_rows(unpack(packed.matrices["embed"], config.hidden), checkpoint.get("embed"))
 
 
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+def test_other_dtypes_are_rounded_to_the_nearest_bf16(tmp_path, storage):
+    family, settings = MODELS["llama"]
+    make_checkpoint(tmp_path, family, **settings | {"storage": storage, "num_hidden_layers": 1})
+    config = load_config(tmp_path)
+    checkpoint = Weights.open(tmp_path, config)
+    got = unpack(PackedWeights(config, checkpoint, np).matrices["layers.0.o"], config.heads * config.head_dim)
+    exact = checkpoint.get("layers.0.o").astype(np.float32)
+    near = got.view(ml_dtypes.bfloat16).astype(np.float32)
+    step = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 7)  # between neighbouring bf16 numbers: eight significant bits
+    assert (np.abs(near - exact) <= step / 2).all() and (near != exact).any()
+
+
 def test_bytes_needed_are_the_bytes_of_the_matrices(model):
     config, _, packed, *_ = model
     matrices = {id(a): a.nbytes for a in packed.matrices.values()}
