@@ -35,9 +35,8 @@ def stuck_step(graph: Graph, schedule: Schedule, abort: np.void, counters: np.nd
     sm_of, arrivals = schedule.sm_of(len(graph)), graph.arrivals
 
     def arrived(c: int) -> int:
-        """Arrivals of the step: the counter's word less those of the steps before, with its sign."""
-        word = (int(counters[c]) - step * int(arrivals[c])) & 0xFFFFFFFF
-        return word - (word >> 31 << 32)
+        """Arrivals of the step: the counter's word, which wraps, less those of the steps before."""
+        return (int(counters[c]) - step * int(arrivals[c])) & 0xFFFFFFFF
 
     def where(t: int) -> str:
         return f"{graph.label(t)} on {f'SM {sm_of[t]}' if sm_of[t] >= 0 else 'no SM'}"
