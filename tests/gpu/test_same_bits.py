@@ -27,7 +27,7 @@ def bits(logits: list[np.ndarray]) -> list[np.ndarray]:
 def directory(request, tmp_path_factory):
     if request.param == "demo":
         return demo_directory()
-    directory = tmp_path_factory.mktemp(request.param)
+    directory = tmp_path_factory.mktemp(request.param, numbered=False)
     family, settings = CASES[request.param]
     make_checkpoint(directory, family, **settings)
     return directory
