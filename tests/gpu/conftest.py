@@ -71,9 +71,9 @@ def _surroundings() -> dict:
 
 @pytest.fixture(scope="session")
 def evidence(request):
-    out = Evidence(request.config.getoption("--commit"))
+    out = Evidence(request.config.getoption("commit", None))
     yield out
-    if path := request.config.getoption("--evidence"):
+    if path := request.config.getoption("evidence", None):
         out.write(path)
 
 
