@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import os
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from engine.models import models_dir
@@ -23,6 +26,7 @@ def cache_dir() -> Path:
 
 def nvrtc():
     """CuPy's binding of NVRTC.  Raises MkvizError that says what to install; needs no driver and no GPU."""
+    _load_builtins()
     try:
         from cupy.cuda import nvrtc as binding
 
@@ -35,16 +39,32 @@ def nvrtc():
     return binding
 
 
-def include_options() -> list[str]:
-    """-I options: our device code, and the folder of cuda_bf16.h."""
-    options = [f"-I{d}" for d in device_dirs()]
-    for package in ("nvidia.cu13", "nvidia.cuda_runtime"):
+@cache
+def _load_builtins() -> None:
+    """Load NVRTC's builtins from its wheel: the library asks for them by name, and knows no folder to look in."""
+    for folder in _wheel_folders("nvidia.cu13", "nvidia.cuda_nvrtc"):
+        for library in (folder / "lib").glob("libnvrtc-builtins.so.*"):
+            with suppress(OSError):
+                ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def _wheel_folders(*packages: str) -> list[Path]:
+    """Where those of NVIDIA's wheels lie that are installed."""
+    folders = []
+    for package in packages:
         try:
             spec = importlib.util.find_spec(package)
         except ModuleNotFoundError:
             continue
         if spec and spec.submodule_search_locations:
-            options += [f"-I{Path(p) / 'include'}" for p in spec.submodule_search_locations]
+            folders += [Path(p) for p in spec.submodule_search_locations]
+    return folders
+
+
+def include_options() -> list[str]:
+    """-I options: our device code, and the folder of cuda_bf16.h."""
+    options = [f"-I{d}" for d in device_dirs()]
+    options += [f"-I{folder / 'include'}" for folder in _wheel_folders("nvidia.cu13", "nvidia.cuda_runtime")]
     for root in (os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
         if root and (Path(root) / "include").is_dir():
             options.append(f"-I{Path(root) / 'include'}")
