@@ -45,37 +45,22 @@ def store_release(typingctx, pointer, index, value):
     return types.void(pointer, index, pointer.dtype), codegen
 
 
-@intrinsic
-def add_release(typingctx, pointer, index, value):
-    """Atomic pointer[index] += value with acquire and release; returns the old value."""
+def _read_modify_write(operation, ordering):
+    """Atomic pointer[index] = operation(pointer[index], value) of this memory order; returns the old value."""
 
-    def codegen(context, builder, sig, args):
-        p = builder.gep(args[0], [_index(builder, args, sig, 1)])
-        return builder.atomic_rmw("add", p, args[2], "acq_rel")
+    def function(typingctx, pointer, index, value):
+        def codegen(context, builder, sig, args):
+            p = builder.gep(args[0], [_index(builder, args, sig, 1)])
+            return builder.atomic_rmw(operation, p, args[2], ordering)
 
-    return pointer.dtype(pointer, index, pointer.dtype), codegen
+        return pointer.dtype(pointer, index, pointer.dtype), codegen
 
-
-@intrinsic
-def max_release(typingctx, pointer, index, value):
-    """Atomic pointer[index] = max(pointer[index], value), signed, with acquire and release; returns the old value."""
-
-    def codegen(context, builder, sig, args):
-        p = builder.gep(args[0], [_index(builder, args, sig, 1)])
-        return builder.atomic_rmw("max", p, args[2], "acq_rel")
-
-    return pointer.dtype(pointer, index, pointer.dtype), codegen
+    return function
 
 
-@intrinsic
-def exchange_acquire(typingctx, pointer, index, value):
-    """Atomically put ``value`` at pointer[index] with acquire; returns what was there."""
-
-    def codegen(context, builder, sig, args):
-        p = builder.gep(args[0], [_index(builder, args, sig, 1)])
-        return builder.atomic_rmw("xchg", p, args[2], "acquire")
-
-    return pointer.dtype(pointer, index, pointer.dtype), codegen
+add_release = intrinsic(_read_modify_write("add", "acq_rel"))
+max_release = intrinsic(_read_modify_write("max", "acq_rel"))  # signed
+exchange_acquire = intrinsic(_read_modify_write("xchg", "acquire"))
 
 
 @intrinsic
