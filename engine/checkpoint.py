@@ -44,8 +44,8 @@ class Weights:
     number of their elements.
     """
 
-    def __init__(self, views: dict[str, np.ndarray], source_bytes: int, parameters: int):
-        self._views = views
+    def __init__(self, views: dict[str, np.ndarray], sources: dict[str, str], source_bytes: int, parameters: int):
+        self._views, self._sources = views, sources
         self.source_bytes, self.parameters = source_bytes, parameters
 
     @classmethod
@@ -65,12 +65,23 @@ class Weights:
         if config.tied:
             views["head"] = views["embed"]
             _check_head(maps, tensors)
+        sources = {name: f"{tensors[part.source].file}: tensor {part.source}" for name, part in plan.items()}
         used = [tensors[name] for name in {part.source for part in plan.values()}]
-        return cls(views, sum(t.end - t.begin for t in used), sum(math.prod(t.shape) for t in used))
+        return cls(views, sources, sum(t.end - t.begin for t in used), sum(math.prod(t.shape) for t in used))
 
     def get(self, name: str) -> np.ndarray:
         """The tensor as a read-only view of the file; float32, float16 or ``ml_dtypes.bfloat16``."""
         return self._views[name]
+
+    def require_bf16(self) -> None:
+        """For who computes with bf16 matrices: raise :class:`MkvizError` naming the first one with a value that bf16 does not
+        hold, which would be rounded in silence.  float32 and float16 files pass when all their values are bf16 numbers."""
+        for name, view in self._views.items():
+            if view.ndim == 2 and view.dtype != _DTYPES["BF16"] and not _holds_bf16(view):
+                raise MkvizError(
+                    f"{self._sources[name]} is {view.dtype.name} and has values that bfloat16 rounds",
+                    "a checkpoint converted to bfloat16, or the cpu backend in fp32 mode, which takes this one as it is",
+                )
 
     def __contains__(self, name: str) -> bool:
         return name in self._views
@@ -187,6 +198,11 @@ def _check_head(maps: dict[Path, np.ndarray], tensors: dict[str, _Tensor]) -> No
             f"{head.file}: lm_head.weight differs from model.embed_tokens.weight",
             "tie_word_embeddings false in config.json",
         )
+
+
+def _holds_bf16(matrix: np.ndarray) -> bool:
+    """Whether every value is a bf16 number; a row at a time, so that a large matrix costs no memory."""
+    return all(np.array_equal(row.astype(_DTYPES["BF16"]).astype(row.dtype), row, equal_nan=True) for row in matrix)
 
 
 def _bytes(maps: dict[Path, np.ndarray], tensor: _Tensor) -> np.ndarray:

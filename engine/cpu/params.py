@@ -29,6 +29,8 @@ class Params:
 
 
 def load_params(config: ModelConfig, weights: Weights, mode: str) -> Params:
+    if mode == "bf16":
+        weights.require_bf16()
     names = _matrix_names(config)
     dtypes = {weights.get(n).dtype for n in names}
     bf16 = np.dtype(ml_dtypes.bfloat16)

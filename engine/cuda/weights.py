@@ -48,6 +48,8 @@ class PackedWeights:
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, xp: Any):
+        if weights is not None:
+            weights.require_bf16()  # before anything is allocated
         self.config, self.xp = config, xp
         self.matrices: dict[str, Any] = {}
         self.vectors: dict[str, Any] = {}
@@ -75,7 +77,7 @@ class PackedWeights:
         c, xp = self.config, self.xp
 
         def bits(name: str):
-            """The matrix as bf16 bits on the device (other dtypes are rounded, to nearest even)."""
+            """The matrix as bf16 bits on the device (exact: other dtypes have passed ``require_bf16``)."""
             return xp.asarray(np.ascontiguousarray(weights.get(name).astype(ml_dtypes.bfloat16)).view(np.uint16))
 
         self.matrices["head"] = fragments(bits("head"), xp)

@@ -3,12 +3,16 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from checkpoints import make_checkpoint
+from rows import open_backend
 
+from engine.checkpoint import Weights
 from engine.config import load_config
 from engine.cuda import backend
 from engine.cuda.device import Device
 from engine.cuda.memory import bytes_needed, work_arrays
+from engine.cuda.weights import PackedWeights
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 
@@ -74,6 +78,28 @@ def test_options(monkeypatch, config, options, said):
 def test_a_field_that_the_kernel_does_not_know(monkeypatch, config):
     said = refuse(monkeypatch, replace(config, qk_norm=True, family="qwen3_moe"))
     assert said == "model_type: qwen3_moe; cohere2_moe or llama on the cuda backend; the cpu backend takes this model"
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+def test_a_checkpoint_that_would_be_rounded(tmp_path, storage):
+    """One value that bf16 does not hold, in the last row of the last matrix; refused with nothing on the device."""
+    model = make_checkpoint(tmp_path, "llama", storage="bfloat16", num_hidden_layers=1, tie_word_embeddings=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.clamp(-1, 1).mul(4).round().div(4))
+        model.model.layers[0].mlp.down_proj.weight[-1, -1] = 1 + 2**-8  # halfway between two bf16 numbers
+        model.model.norm.weight[0] = 1 + 2**-8  # vectors are kept in f32
+    model.to(getattr(torch, storage)).save_pretrained(tmp_path)
+    config = load_config(tmp_path)
+    with pytest.raises(MkvizError) as error:
+        PackedWeights(config, Weights.open(tmp_path, config), Untouched())
+    assert str(error.value) == (
+        f"{tmp_path / 'model.safetensors'}: tensor model.layers.0.mlp.down_proj.weight is {storage} and has values that "
+        "bfloat16 rounds; a checkpoint converted to bfloat16, or the cpu backend in fp32 mode, which takes this one as it is"
+    )
+    with pytest.raises(MkvizError, match=r"down_proj\.weight is .* that bfloat16 rounds"):
+        open_backend(tmp_path, mode="bf16")  # the oracle of the kernel takes what the kernel takes
+    open_backend(tmp_path).close()
 
 
 def test_activations_that_leave_no_ring(monkeypatch, config):
