@@ -48,7 +48,8 @@ class BoundTable:
 class CpuBackend:
     """Runs steps of one model on ``workers`` threads that play ``sms`` SMs.
 
-    ``mode``: ``fp32``, or ``bf16``, which rounds where a kernel rounds (and takes weights that bf16 holds).  ``pages``: KV pages of 64 tokens.
+    ``mode``: ``fp32``, or ``bf16``, which rounds where a kernel rounds and takes only weights that bf16 holds.
+    ``pages``: KV pages of 64 tokens.
     ``rings``: where records go while ``trace`` is on.  Same input, same bits, whatever ``workers``, ``sms``, ``policy``, batch.
     ``seed`` > 0 draws the order of play (and, with ``jitter_ns``, delays) at random: for tests.
     """
