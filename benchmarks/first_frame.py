@@ -46,7 +46,7 @@ def main() -> None:
         mark("installed")
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         processor["install"] = round(used.ru_utime + used.ru_stime, 1)
-        view = [clone / ".venv/bin/mkviz", "view", "--no-open", "--port", "0"]
+        view = [clone / ".venv/bin/mkviz", "view", "--no-window"]
         server = subprocess.Popen(view, cwd=clone, env=environment, stdout=subprocess.PIPE, text=True)
         try:
             address = next(word for word in server.stdout.readline().split() if word.startswith("http"))

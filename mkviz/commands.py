@@ -24,15 +24,15 @@ class Summary:
 
 
 class View:
-    name, help = "view", "the dashboard in a browser: traces, and live generation where an engine is installed"
+    name, help = "view", "the dashboard in a window of its own: traces, and live generation where an engine is installed"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("trace", type=Path, nargs="*", help="traces to open (.mkt folders or zips); none: live only")
-        parser.add_argument("--port", type=int, default=5006, help="port on this machine (default 5006; 0: any free one)")
-        parser.add_argument("--no-open", action="store_true", help="only print the address")
+        parser.add_argument("--port", type=int, default=0, help="port on this machine (default: any free one)")
+        parser.add_argument("--no-window", action="store_true", help="only print the address")
 
     def run(self, args: argparse.Namespace) -> int:
         from mkviz.dashboard.serve import serve
 
-        serve(args.trace, args.port, open_browser=not args.no_open)
+        serve(args.trace, args.port, window=not args.no_window)
         return 0

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,19 +10,19 @@ import panel as pn
 
 from mkviz.dashboard.hub import hub
 from mkviz.dashboard.page import page
+from mkviz.dashboard.window import Window, has_screen
 from mkviz.errors import MkvizError
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge", "brave-browser")
-MAC_BROWSERS = ("Google Chrome", "Chromium", "Microsoft Edge", "Brave Browser")
+LOOK_S = 0.5  # how often the window is asked whether it is over
 
 
-def serve(traces: Sequence[Path], port: int, open_browser: bool = True) -> None:
-    """Serves until Ctrl-C or until its window is closed, and prints the address once the port answers.
+def serve(traces: Sequence[Path], port: int = 0, window: bool = True) -> None:
+    """Serves until Ctrl-C or until its window is closed, and prints the address once the port answers.  Port 0: any free one.
 
     Raises MkvizError for an unreadable trace or a taken port.
     """
     if not 0 <= port <= 65535:
-        raise MkvizError(f"port {port} does not exist", "one from 1024 to 65535, or 0 for any free one")
+        raise MkvizError(f"port {port} does not exist", "one from 1024 to 65535, or none for any free one")
     for path in traces:
         hub.open_trace(str(path))
     try:
@@ -37,50 +31,25 @@ def serve(traces: Sequence[Path], port: int, open_browser: bool = True) -> None:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         why = "in use" if error.errno == errno.EADDRINUSE else "not ours to open"
-        raise MkvizError(f"port {port} is {why}", "another one with --port, or --port 0 for any free one") from error
+        raise MkvizError(f"port {port} is {why}", "another one with --port, or none for any free one") from error
     address = f"http://localhost:{server.port}/"
     print(f"mkviz is at {address} (Ctrl-C stops it)", flush=True)
     server.start()
     if not traces:
         hub.warm_up()
-    with tempfile.TemporaryDirectory(prefix="mkviz-window-", ignore_cleanup_errors=True) as profile:
-        window = _open(address, profile) if open_browser and _has_screen() else None
-        if window is not None:
-            server.io_loop.add_callback(_watch, server, window)
-        try:
-            server.run_until_shutdown()
-        finally:
-            if window is not None and window.poll() is None:
-                window.terminate()
+    shown = Window(address) if window and has_screen() else None
+    if shown is not None:
+        server.io_loop.add_callback(_watch, server, shown)
+    try:
+        server.run_until_shutdown()
+    finally:
+        if shown is not None:
+            shown.close()
 
 
-def chromium() -> str | None:
-    """A Chromium that can show a page as a window of its own; None where there is none."""
-    if sys.platform == "darwin":
-        apps = (Path(f"/Applications/{name}.app/Contents/MacOS/{name}") for name in MAC_BROWSERS)
-        return next((str(app) for app in apps if app.exists()), None)
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
-
-
-def _open(address: str, profile: str) -> subprocess.Popen | None:
-    """Open a window and return its process; with no Chromium a tab of the default browser, whose end nobody sees."""
-    browser = chromium()
-    if browser is None:
-        webbrowser.open(address)
-        return None
-    command = [browser, f"--app={address}", f"--user-data-dir={profile}", "--no-first-run", "--window-size=1480,940"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _has_screen() -> bool:
-    """Without one, a text browser would take over the terminal."""
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _watch(server, window: subprocess.Popen) -> None:
-    """End with the window.  One that never opened (no display) leaves the server to its printed address."""
-    code = window.poll()
-    if code is None:
-        server.io_loop.call_later(0.5, _watch, server, window)
-    elif code == 0:
+def _watch(server, shown: Window) -> None:
+    """End with the window."""
+    if shown.over:
         server.io_loop.stop()
+    else:
+        server.io_loop.call_later(LOOK_S, _watch, server, shown)

@@ -1,20 +1,24 @@
-"""``mkviz view``: the address it prints answers, Ctrl-C ends it, and bad input is one line."""
+"""``mkviz view``: the address it prints answers, Ctrl-C or its window ends it, and bad input is one line."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from mkviz.dashboard import window
+
 ROOT = Path(__file__).parents[2]
-VIEW = [sys.executable, "-m", "mkviz", "view", "--no-open"]
+VIEW = [sys.executable, "-m", "mkviz", "view", "--no-window"]
 
 
 def test_the_printed_address_answers_and_ctrl_c_ends_it():
-    server = subprocess.Popen([*VIEW, "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(VIEW, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         line = server.stdout.readline()
         assert line.startswith("mkviz is at http://localhost:"), server.stderr.read()
@@ -32,7 +36,7 @@ def test_the_printed_address_answers_and_ctrl_c_ends_it():
 def test_a_port_that_does_not_exist(port):
     done = subprocess.run([*VIEW, f"--port={port}"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: port {port} does not exist; one from 1024 to 65535, or 0 for any free one\n"
+    assert done.stderr == f"error: port {port} does not exist; one from 1024 to 65535, or none for any free one\n"
 
 
 def test_a_port_in_use():
@@ -42,10 +46,100 @@ def test_a_port_in_use():
         port = taken.getsockname()[1]
         done = subprocess.run([*VIEW, "--port", str(port)], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: port {port} is in use; another one with --port, or --port 0 for any free one\n"
+    assert done.stderr == f"error: port {port} is in use; another one with --port, or none for any free one\n"
 
 
 def test_a_trace_that_is_not_there(tmp_path):
     done = subprocess.run([*VIEW, str(tmp_path / "no.mkt")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert "no.mkt" in done.stderr
+
+
+BROWSER = """#!/bin/sh
+echo "$1" > {told}
+while [ ! -e {closed} ]; do sleep 0.1; done
+exit {code}
+"""
+
+
+@pytest.fixture
+def browser(tmp_path):
+    """A ``chromium`` first on the PATH: writes what it was told to ``told``, stays until ``closed`` is there."""
+
+    def make(code=0):
+        told, closed = tmp_path / "told", tmp_path / "closed"
+        program = tmp_path / "chromium"
+        program.write_text(BROWSER.format(told=told, closed=closed, code=code))
+        program.chmod(0o755)
+        path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+        return {**os.environ, "PATH": path, "DISPLAY": ":99"}, told, closed
+
+    return make
+
+
+def viewing(env, *options):
+    """A ``mkviz view`` process that has printed its address, and the address."""
+    command = [sys.executable, "-m", "mkviz", "view", *options]
+    server = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return server, server.stdout.readline().split()[3]
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline, f"{path} is not there"
+        time.sleep(0.05)
+    return path.read_text().strip()
+
+
+def test_it_opens_a_window_of_its_own_and_ends_with_it(browser):
+    env, told, closed = browser()
+    server, address = viewing(env)
+    try:
+        assert wait_for(told) == f"--app={address}"
+        assert server.poll() is None
+        closed.write_text("by the user")
+        assert server.wait(timeout=60) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_window_that_does_not_open_leaves_the_server(browser):
+    env, _, closed = browser(code=1)
+    closed.write_text("at once")
+    server, address = viewing(env)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait(timeout=3)
+        assert urllib.request.urlopen(address, timeout=60).status == 200
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_two_views_at_once_take_ports_of_their_own_and_no_window_opens_none(browser):
+    env, told, _ = browser()
+    (first, one), (second, other) = viewing(env, "--no-window"), viewing(env, "--no-window")
+    try:
+        assert one != other
+        assert all(urllib.request.urlopen(address, timeout=60).status == 200 for address in (one, other))
+        assert not told.exists()
+    finally:
+        for server in (first, second):
+            server.kill()
+            server.wait()
+
+
+def test_where_no_chromium_is_pywebview_shows_it_and_else_the_browser(monkeypatch):
+    monkeypatch.setattr(window, "chromium", lambda: None)
+    monkeypatch.setattr(window.importlib.util, "find_spec", lambda name: name == "webview" or None)
+    command = window.command_for("http://localhost:1/", "profile")
+    assert command[0] == sys.executable and command[-1] == "http://localhost:1/" and "webview.start()" in command[2]
+    monkeypatch.setattr(window.importlib.util, "find_spec", lambda name: None)
+    assert window.command_for("http://localhost:1/", "profile") is None
+    opened = []
+    monkeypatch.setattr(window.webbrowser, "open", opened.append)
+    shown = window.Window("http://localhost:1/")
+    assert opened == ["http://localhost:1/"] and not shown.over
+    shown.close()
