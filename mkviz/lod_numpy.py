@@ -9,7 +9,7 @@ def _sum(group, weight, groups):
     return np.bincount(group, weight, groups).astype(np.float64)  # without entries bincount forgets the weights' type
 
 
-def _spread(start, stop, weight, group, groups, cols):
+def spread(start, stop, weight, group, groups, cols):
     """f64[groups, cols]: overlap of each [start, stop) (in columns) with each column, times weight, summed per group."""
     a, b = np.clip(start, 0, cols), np.clip(stop, 0, cols)
     keep = b > a
@@ -52,15 +52,15 @@ def image(begin, end, ready, task, lane_ptr, step_begin, step_end, offset, class
         rows, step, b, e, r, free, after = _lane(begin, end, ready, lane_ptr, step_begin, origin, lane)
         b_, e_, r_, free_ = ((x - x0) / dx for x in (b, e, r, free))
         at = offset[step] + task[rows]
-        time = _spread(b_, e_, 1.0, classes[at].astype(np.int64), kinds, cols)
+        time = spread(b_, e_, 1.0, classes[at].astype(np.int64), kinds, cols)
         best = np.argmax(time * weight[:, None], axis=0)
         won = np.take_along_axis(time, best[None], 0)[0]
         shown = won * weight[best] > 0
         grid[lane, shown], share[lane, shown] = best[shown], won[shown]
         busy[lane] = time.sum(0)
-        wait[lane] = _spread(free_, np.maximum(r_, free_), 1.0, 0, 1, cols)[0]
-        tail += _spread((after - x0) / dx, (_stops(step_begin, step_end) - x0) / dx, 1.0, 0, 1, cols)[0]
-        rate += _spread(b_, e_, size[at] / np.maximum(e - b, 1e-9), 0, 1, cols)[0]
+        wait[lane] = spread(free_, np.maximum(r_, free_), 1.0, 0, 1, cols)[0]
+        tail += spread((after - x0) / dx, (_stops(step_begin, step_end) - x0) / dx, 1.0, 0, 1, cols)[0]
+        rate += spread(b_, e_, size[at] / np.maximum(e - b, 1e-9), 0, 1, cols)[0]
     return grid, share, busy, wait, tail, rate
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mkviz.errors import MkvizError
 from mkviz.protocols import RequestInfo, StepInfo, TokenInfo
-from mkviz.record import EVENT, KIND_MASK, KIND_SKIPPED, KIND_TASK
+from mkviz.record import EVENT, KIND_MASK, KIND_PHASES, KIND_SKIPPED, KIND_TASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 COLUMNS = {
     "begin": np.int64, "end": np.int64, "ready": np.int64, "claim": np.int64, "publish": np.int64,
     "task": np.uint32, "last_wait": np.uint16, "op": np.uint8, "fill": np.uint8, "flags": np.uint8,
+    "last_chunk": np.uint32,
 }  # fmt: skip
 RECORD_BYTES = sum(np.dtype(t).itemsize for t in COLUMNS.values())
 STEP = np.dtype([("step", "<i8"), ("graph", "<i8"), ("begin", "<i8"), ("end", "<i8"), ("lost", "<i8")])
 MAX_OPS = 255  # op ids are u8 and 255 means "none" in image frames
 DEFAULT_BYTES = 512 << 20
 KEPT_TOKENS, KEPT_REQUESTS = 65536, 1024
+NO_CHUNK = 0xFFFFFFFF  # last_chunk of a task whose phases were not recorded (level 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,8 @@ class Snapshot:
     """The kept steps at one version.  Never changes; costs no copy of records.
 
     Records are columns: ``begin end ready claim publish`` i64 ns on the trace's clock; ``task`` u32, ``last_wait`` u16,
-    ``op`` u8 (index into ``ops``), ``fill`` u8, ``flags`` u8.  Step c of the C kept steps owns, for lane l, the rows
+    ``op`` u8 (index into ``ops``), ``fill`` u8, ``flags`` u8, ``last_chunk`` u32 (ns from begin until math saw the task's last
+    bytes, from its level-2 record; NO_CHUNK without one).  Step c of the C kept steps owns, for lane l, the rows
     ``lane_ptr[c, l]:lane_ptr[c, l+1]``, ascending by begin.  ``steps`` is STEP[C]; ``infos`` the C ``StepInfo``.
     Views show times since ``origin`` (ns), which stays the same for the life of a source.
     """
@@ -57,6 +60,7 @@ class Snapshot:
     op: np.ndarray
     fill: np.ndarray
     flags: np.ndarray
+    last_chunk: np.ndarray
     lane_ptr: np.ndarray
     steps: np.ndarray
     infos: list[StepInfo]
@@ -174,7 +178,8 @@ class LiveStore:
             self._version += 1
 
     def step(self, info: StepInfo, events: np.ndarray) -> None:
-        """Append one step.  Records that are no tasks are skipped; those that name an SM or task out of range count as lost."""
+        """Append one step.  Records that are no tasks are skipped, but phases (level 2) join their task's; those that name an SM or
+        task out of range count as lost."""
         if info.graph not in self._graphs:
             raise MkvizError(f"step {info.step}: graph {info.graph} is unknown", "send the graph before its steps")
         op_of = self._op_map[info.graph]
@@ -183,6 +188,7 @@ class LiveStore:
         good = tasks[(tasks["sm"] < self._graphs[info.graph][1].sms) & (tasks["task"] < len(op_of))]
         bad = len(tasks) - len(good)
         good = good[np.lexsort((good["begin"], good["sm"]))]
+        derived = {"op": op_of[good["task"]], "last_chunk": _last_chunks(events[kind == KIND_PHASES], len(op_of))[good["task"]]}
         with self._lock:
             self._lost_records += bad  # ``info.lost`` of a step is told by ``lost`` too, as part of the total
             self._skipped += int((kind == KIND_SKIPPED).sum())
@@ -196,7 +202,7 @@ class LiveStore:
                 self._origin = begin
             rows = slice(self._fill, self._fill + len(good))
             for name, column in self._columns.items():
-                column[rows] = op_of[good["task"]] if name == "op" else good[name]
+                column[rows] = derived[name] if name in derived else good[name]
             counts = np.bincount(good["sm"], minlength=self._lanes)
             self._lane_ptr[self._last, 0] = self._fill
             np.cumsum(counts, out=self._lane_ptr[self._last, 1:])
@@ -284,6 +290,14 @@ def _step_bounds(info: StepInfo, events: np.ndarray) -> tuple[int, int]:
         begin = min(begin, int(events["begin"].min())) if info.end > info.begin else int(events["claim"].min())
         end = max(end, int(events["end"].max()))
     return begin, end
+
+
+def _last_chunks(phases: np.ndarray, tasks: int) -> np.ndarray:
+    """u32 per task: ns from begin until its last bytes were seen, NO_CHUNK where no record of its phases says."""
+    out = np.full(tasks, NO_CHUNK, np.uint32)
+    phases = phases[phases["task"] < tasks]
+    out[phases["task"]] = np.clip(phases["publish"] - phases["begin"], 0, NO_CHUNK - 1)
+    return out
 
 
 def store_of(events: np.ndarray, graphs: dict[int, tuple[Graph, Schedule]], steps: Iterable[StepInfo] = (), *,

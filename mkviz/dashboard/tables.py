@@ -10,6 +10,7 @@ import numpy as np
 from mkviz import lod
 from mkviz.dashboard import probe
 from mkviz.dashboard.units import duration, percent, size
+from mkviz.slack import free_of_step
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
@@ -45,7 +46,7 @@ def waits(scene: Scene, x0: float, x1: float) -> Table:
     """The tasks in the range that their lanes waited for longest, what they waited on and who let them wait."""
     snapshot, found = scene.snapshot, []
     for step in _steps_in(snapshot, x0, x1):
-        rows, lane, free = _free(snapshot, int(step))
+        rows, lane, free = free_of_step(snapshot, int(step))
         ready, begin = snapshot.ready[rows] - snapshot.origin, snapshot.begin[rows] - snapshot.origin
         long = np.where((begin < x1) & (ready > x0), ready - free, 0)
         for at in np.argsort(-long, kind="stable")[:TOP_WAITS]:
@@ -79,15 +80,3 @@ TABLES = {"ops": ops, "waits": waits, "steps": steps}
 def _steps_in(snapshot: Snapshot, x0: float, x1: float) -> np.ndarray:
     begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
     return np.flatnonzero((begin < x1) & (end > x0))[-MAX_STEPS:]
-
-
-def _free(snapshot: Snapshot, step: int) -> tuple[slice, np.ndarray, np.ndarray]:
-    """Rows of a step; of each its lane, and the time (ns since origin) from which the lane was free for it."""
-    ptr = snapshot.lane_ptr[step]
-    rows, lane = slice(int(ptr[0]), int(ptr[-1])), np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
-    begin = int(snapshot.steps["begin"][step])
-    apart = int(snapshot.steps["end"][step]) - begin + 1  # between lanes, so that one running maximum serves all of them
-    latest = np.maximum.accumulate(np.clip(snapshot.end[rows] - begin, 0, apart - 1) + lane * apart) - lane * apart
-    free = np.concatenate([[0], latest[:-1]])
-    free[(ptr[:-1] - ptr[0])[np.diff(ptr) > 0]] = 0
-    return rows, lane, free + begin - snapshot.origin

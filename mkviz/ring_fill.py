@@ -1,0 +1,52 @@
+"""Ring fill: how full an SM's shared-memory ring is, as far as records tell.
+
+A record holds one reading: at the task's begin, the share of the ring that had landed and was not consumed, in sixteenths, rounded
+down (15: that much or more).  Between readings nothing is known; a view holds each until the next one on the same SM, at most until
+its step ends.  A task that began with nothing landed although bytes did not come last took nothing from the ring: its 0 is no
+reading.  Chunks that are on their way and have not landed are not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkviz import role_kernels
+from mkviz.record import FLAG_BYTES_LAST
+
+if TYPE_CHECKING:
+    from mkviz.store import Snapshot
+
+
+@dataclass(frozen=True, eq=False)
+class RingFill:
+    """Over columns of ``dx`` ns from ``x0``: ``mean`` f64[cols], share of the ring (0 to 1) over the SMs of which a reading holds,
+    NaN where there is none; ``readings``: how many there were in all."""
+
+    x0: float
+    dx: float
+    mean: np.ndarray
+    readings: int
+
+
+def readings(snapshot: Snapshot, rows: slice) -> np.ndarray:
+    """i8 per record: sixteenths of the ring at begin, -1 where that is no reading."""
+    fill = snapshot.fill[rows].astype(np.int8)
+    return np.where((fill == 0) & (snapshot.flags[rows] & FLAG_BYTES_LAST == 0), np.int8(-1), fill)
+
+
+def ring_fill(snapshot: Snapshot, x0: float, x1: float, cols: int, lanes: range, kernels=role_kernels) -> RingFill:
+    """[x0, x1) ns in ``cols`` columns for the SMs ``lanes`` (consecutive)."""
+    begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
+    steps, dx = np.flatnonzero((begin < x1) & (end > x0)), (x1 - x0) / cols
+    if not len(steps):
+        return RingFill(x0, dx, np.full(cols, np.nan), 0)
+    rows = slice(int(snapshot.lane_ptr[steps[0], 0]), int(snapshot.lane_ptr[steps[-1], -1]))
+    ptr = snapshot.lane_ptr[steps, lanes.start : lanes.stop + 1] - rows.start
+    value = readings(snapshot, rows)
+    at = (snapshot.begin[rows] - snapshot.origin).astype(np.float64)
+    total, known = kernels.held(at, value, ptr, end[steps].astype(np.float64), x0, dx, cols)
+    mean = np.divide(total / 16, known, out=np.full(cols, np.nan), where=known > 1e-9)
+    return RingFill(x0, dx, mean, int((value >= 0).sum()))
