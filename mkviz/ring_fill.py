@@ -1,9 +1,9 @@
 """Ring fill: how full an SM's shared-memory ring is, as far as records tell.
 
-A record holds one reading: at the task's begin, the share of the ring that had landed and was not consumed, in sixteenths, rounded
-down (15: that much or more).  Between readings nothing is known; a view holds each until the next one on the same SM, at most until
-its step ends.  A task that began with nothing landed although bytes did not come last took nothing from the ring: its 0 is no
-reading.  Chunks that are on their way and have not landed are not in it.
+A record holds one reading: at the task's begin, the share of the ring that had landed and was not consumed, in sixteenths,
+rounded down (15: that much or more).  Between readings nothing is known; a view holds each until the next one on the same SM,
+at most until its step ends.  A task that began with nothing landed although bytes did not come last took nothing from the ring:
+its 0 is no reading.  Chunks that are on their way and have not landed are not in it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class RingFill:
-    """Over columns of ``dx`` ns from ``x0``: ``mean`` f64[cols], share of the ring (0 to 1) over the SMs of which a reading holds,
-    NaN where there is none; ``readings``: how many there were in all."""
+    """Over columns of ``dx`` ns from ``x0``: ``mean`` f64[cols], share of the ring (0 to 1) over the SMs of which a reading
+    holds, NaN where there is none; ``readings``: how many there were in all."""
 
     x0: float
     dx: float

@@ -1,7 +1,7 @@
 """The loops of the roles' sub-lanes and the ring's fill, compiled by numba, or the same sums in numpy where numba is missing.
 
-Unlike on an SM's lane, spans may overlap and come in any order.  ``lane_ptr`` holds the steps and lanes in view; times are ns since
-origin.
+Unlike on an SM's lane, spans may overlap and come in any order.  ``lane_ptr`` holds the steps and lanes in view; times are ns
+since origin.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ else:
 
     @njit(nogil=True, cache=True)
     def held(begin, value, lane_ptr, step_end, x0, dx, cols):
-        """Sums over lanes of a value read at each begin and held until the lane's next reading, at most to its step's end; and of
-        the lanes of which it is known: both f64[cols], in columns.  A negative value is no reading."""
+        """Sums over lanes of a value read at each begin and held until the lane's next reading, at most to its step's end; and
+        of the lanes of which it is known: both f64[cols], in columns.  A negative value is no reading."""
         total, known = np.zeros(cols), np.zeros(cols)
         for lane in range(lane_ptr.shape[1] - 1):
             for s in range(lane_ptr.shape[0]):

@@ -2,15 +2,15 @@
 
 Every role's time for a task lies between two stamps:
 
-* loader: from claim until its bytes were there.  Level 1 knows only that math had its first operands at begin; level 2 knows when
-  the last chunk was there.  Bytes are asked for ahead, so these spans of one SM overlap.  Tasks without bytes have none.
-* feeder: from ready to begin; and its wait, from claim to ready, while a counter was still short.  Taken up ahead, these overlap
-  too: a wait here is not yet a loss.
+* loader: from claim until its bytes were there.  Level 1 knows only that math had its first operands at begin; level 2 knows
+  when the last chunk was there.  Bytes are asked for ahead, so these spans of one SM overlap.  Tasks without bytes have none.
+* feeder: from ready to begin; and its wait, from claim to ready, while a counter was still short.  Taken up ahead, these
+  overlap too: a wait here is not yet a loss.
 * math: from begin to end; and its wait, as on the lane of the SM.
 * storer: from end to publish.
 
-The record does not say which role did a task that needs only one, nor how long a role rested between its two stamps: a span is the
-most that the role can have worked on the task.
+The record does not say which role did a task that needs only one, nor how long a role rested between its two stamps: a span is
+the most that the role can have worked on the task.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class RoleFrame:
 
 @dataclass(frozen=True, eq=False)
 class RoleRects:
-    """The records of which any role's span touches a view: ``row`` i64[n] of the snapshot, ``lane``, ``step`` i64[n] (index), and
-    ``free`` f64[n], the ns since origin from which the lane was free for the task."""
+    """The records of which any role's span touches a view: ``row`` i64[n] of the snapshot, ``lane``, ``step`` i64[n] (index),
+    and ``free`` f64[n], the ns since origin from which the lane was free for the task."""
 
     row: np.ndarray
     lane: np.ndarray
@@ -75,13 +75,15 @@ def level(snapshot: Snapshot, rows: slice | np.ndarray) -> int:
 
 
 def spans(snapshot: Snapshot, rows: slice | np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per role (start, stop), i64 ns on the trace's clock, of the records ``rows``.  The loader's counts for tasks with bytes."""
+    """Per role (start, stop), i64 ns on the trace's clock, of the records ``rows``.  The loader's counts for tasks with
+    bytes."""
     claim, ready, begin, end, publish = (getattr(snapshot, n)[rows] for n in ("claim", "ready", "begin", "end", "publish"))
     return [(claim, loaded(snapshot, rows)), (ready, begin), (begin, end), (end, publish)]
 
 
 def touching(snapshot: Snapshot, x0: float, x1: float) -> np.ndarray:
-    """Indices of the steps of which a record's claim ... publish touches [x0, x1): a loader is a step ahead of the step's begin."""
+    """Indices of the steps of which a record's claim ... publish touches [x0, x1): a loader is a step ahead of the step's
+    begin."""
     full = np.flatnonzero(snapshot.lane_ptr[:, -1] > snapshot.lane_ptr[:, 0])
     if not len(full):
         return full

@@ -2,9 +2,10 @@
 were needed (slack).
 
 A task can begin when its lane is *free* for it (the task before has ended, the step has begun) and every dependency is *met*: a
-counter is met by the publish of the producer that makes its arrivals enough.  The dependencies are *needed* at the later of the two,
-free and the last one met: a producer that publishes earlier than that has slack, it may be so much later and the task still begins
-when it did.  What is left is *exposed*: from free to ready the lane waited.  A wait hidden behind other work is slack and no loss.
+counter is met by the publish of the producer that makes its arrivals enough.  The dependencies are *needed* at the later of the
+two, free and the last one met: a producer that publishes earlier than that has slack, it may be so much later and the task
+still begins when it did.  What is left is *exposed*: from free to ready the lane waited.  A wait hidden behind other work is
+slack and no loss.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dependency:
-    """One producer that a task needed: its ``row`` in the snapshot, the ``counter`` it raised, its ``publish`` (ns since origin)
-    and ``slack`` (ns, 0 for the one that came last where the lane waited for it)."""
+    """One producer that a task needed: its ``row`` in the snapshot, the ``counter`` it raised, its ``publish`` (ns since
+    origin) and ``slack`` (ns, 0 for the one that came last where the lane waited for it)."""
 
     row: int
     counter: int

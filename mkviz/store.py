@@ -178,8 +178,8 @@ class LiveStore:
             self._version += 1
 
     def step(self, info: StepInfo, events: np.ndarray) -> None:
-        """Append one step.  Records that are no tasks are skipped, but phases (level 2) join their task's; those that name an SM or
-        task out of range count as lost."""
+        """Append one step.  Records that are no tasks are skipped, but phases (level 2) join their task's; those that name an
+        SM or task out of range count as lost."""
         if info.graph not in self._graphs:
             raise MkvizError(f"step {info.step}: graph {info.graph} is unknown", "send the graph before its steps")
         op_of = self._op_map[info.graph]

@@ -1,4 +1,5 @@
-"""Roles' sub-lanes: spans by hand, sums equal exact overlaps, rectangles and pixels agree; level 2 joins its task in the store."""
+"""Roles' sub-lanes: spans by hand, sums equal exact overlaps, rectangles and pixels agree; level 2 joins its task in the
+store."""
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ LANES = 3
 
 
 def store_of_spans(steps, phases=()):
-    """``steps``: lists of (lane, claim, ready, begin, end, publish, op); tasks count through all steps.  ``phases``: task -> ns at
-    which its last chunk was there."""
+    """``steps``: lists of (lane, claim, ready, begin, end, publish, op); tasks count through all steps.  ``phases``: task -> ns
+    at which its last chunk was there."""
     builder, flat = GraphBuilder("spans", OPS), [task for step in steps for task in step]
     for task in flat:
         builder.task(OPS[task[6]], bytes=0 if task[6] == 1 else 1000)
