@@ -6,10 +6,13 @@ import secrets
 import sys
 from collections.abc import Iterator
 
+from engine.builder import StepShape, build_graph
 from engine.chat import render_chat
 from engine.engine import Engine
 from engine.sampling import SamplingParams
+from engine.tiling import Tiling
 from mkviz.errors import MkvizError
+from mkviz.graph import Graph
 from mkviz.protocols import GenerateRequest, Piece, Sink, Source
 from mkviz.store import LiveStore
 
@@ -34,6 +37,11 @@ class EngineGenerator:
     def source(self) -> Source:
         return self._store
 
+    def tiled(self, graph: Graph, sms: int) -> Graph:
+        """The graph of the same step shape with tiles for ``sms`` SMs and weights of two bytes, as on a GPU."""
+        config = self.engine.config
+        return build_graph(config, StepShape(graph.meta["rows"], graph.meta["splits"]), Tiling.for_sms(config, sms)).graph
+
     def check(self, request: GenerateRequest) -> None:
         """Raise MkvizError when the request is bad, without running it."""
         tokens, params, _ = self._read(request)
@@ -48,7 +56,7 @@ class EngineGenerator:
         tokens, shown = self._encode(request)
         params = SamplingParams(
             max_tokens=request.max_tokens, temperature=request.temperature, top_k=request.top_k, top_p=request.top_p,
-            seed=secrets.randbits(32) if request.seed is None else request.seed, stop=tuple(request.stop),
+            min_p=request.min_p, seed=secrets.randbits(32) if request.seed is None else request.seed, stop=tuple(request.stop),
         )  # fmt: skip
         return tokens, params, shown
 

@@ -85,7 +85,10 @@ class ClockSink(Sink, Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """What feeds a view.  ``snapshot`` is cheap when ``version`` has not moved; snapshots are immutable."""
+    """What feeds a view.  ``snapshot`` is cheap when ``version`` has not moved; snapshots are immutable.
+
+    It may have ``words``: what it is busy with or what went wrong, shown while it has no steps; "" for nothing.
+    """
 
     @property
     def label(self) -> str: ...  # "measured (cpu)", drawn on the figure itself
@@ -110,6 +113,7 @@ class GenerateRequest:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
 
@@ -131,6 +135,8 @@ class Generator(Protocol):
 
     ``stream`` raises :class:`mkviz.errors.MkvizError` for bad input before the first piece.  Closing the iterator stops the
     request.  Several streams may run at once; the generator queues or batches them.  ``source`` shows its steps live.
+
+    It may have ``tiled(graph, sms) -> Graph``: the graph of the same step as one of ``source``, cut into tiles for ``sms`` SMs.
     """
 
     name: str

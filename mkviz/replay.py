@@ -60,18 +60,18 @@ LANE = np.dtype([
 """An SM: its two roles, and the ring between them."""
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _push(events, time, kind, s):
     heappush(events, np.int64(time) << TIME_SHIFT | np.int64(kind) << KIND_SHIFT | np.int64(s))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _fed(task, costs):
     """When the feeder is done with a task whose waits are met."""
     return task.seen + costs.feed if task.last_wait >= 0 else task.seen
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events):
     """The loader of SM s goes on as far as it can: takes up tasks, starts the next chunk if there is a stage for it."""
     lane = lanes[s]
@@ -102,7 +102,7 @@ def _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events):
         heappush(loads, (virtual + (size << FRACTION), np.int64(s)))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _settle(s, costs, tasks, lanes, landing, events):
     """Set the begin of the task that math of SM s is at, once its operands are known to come."""
     lane = lanes[s]
@@ -121,7 +121,7 @@ def _settle(s, costs, tasks, lanes, landing, events):
     _push(events, begin + costs.overhead, BEGIN, s)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _compute(s, since, costs, tasks, lanes, landing, events):
     """Math of SM s does its next chunk from ``since`` on, or stalls because that was not even sent yet."""
     lane = lanes[s]
@@ -136,7 +136,7 @@ def _compute(s, since, costs, tasks, lanes, landing, events):
     _push(events, since + task.math * (lane.done + 1) // chunks - task.math * lane.done // chunks, END, s)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _next_task(s, now, lanes, order, events):
     """Math of SM s turns to the next task it owns, or asks for a ticket."""
     lane = lanes[s]
@@ -148,7 +148,7 @@ def _next_task(s, now, lanes, order, events):
         _push(events, now, CLAIM, s)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _raise(task, seen, tasks, counters, raises, waiters, freed):
     """Raise the counters of a task; put the tasks whose last wait this meets into ``freed`` and return how many."""
     n = 0
@@ -169,7 +169,7 @@ def _raise(task, seen, tasks, counters, raises, waiters, freed):
     return n
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def replay(costs, rates, prefetch, tasks, counters, raises, waiters, lanes, order, queue, start):
     """Run the lists and the queue from ``start`` on; returns when the last task published."""
     costs = costs[0]

@@ -51,7 +51,7 @@ def links(graph: Graph) -> Links:
     return Links(unmet, raise_ptr, raise_counter, ptr, task[order], need[order], wait[order])
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _finish(task, links, unmet, value, cursor, free):
     """Raise the counters of ``task``; put the tasks that this frees into ``free`` and return how many."""
     n = 0
@@ -68,7 +68,7 @@ def _finish(task, links, unmet, value, cursor, free):
     return n
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _sort(links, order):
     tasks = len(links.unmet)
     unmet, cursor = links.unmet.copy(), links.waiter_ptr[:-1].copy()
@@ -91,7 +91,7 @@ def sort(graph: Graph) -> np.ndarray:
     return order[: _sort(links(graph), order)]
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _walk(links, order_ptr, order, queue, held, done):
     tasks, sms = len(links.unmet), len(order_ptr) - 1
     unmet, cursor = links.unmet.copy(), links.waiter_ptr[:-1].copy()
@@ -138,7 +138,7 @@ def walk(graph: Graph, schedule: Schedule) -> tuple[np.ndarray, np.ndarray, int]
     return held, done, int(tickets)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _list(links, wait_ptr, wait_counter, topo, cost, hop, sms, sm_of, place):
     tasks = len(cost)
     behind = np.zeros(len(links.waiter_ptr) - 1, np.int64)  # longest path that begins at a counter

@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from mkviz.dashboard.recordings import recordings
+from mkviz.dashboard.simulations import simulations
 from mkviz.errors import MkvizError
 from mkviz.plugins import GENERATORS, plugins
 
@@ -59,9 +60,14 @@ class Hub:
         with self._lock:
             return dict(self._sources)
 
-    def add_source(self, name: str, source: Source) -> None:
+    def add_source(self, name: str, source: Source, tiled: Callable | None = None) -> None:
+        """An open source, and with it the offer to simulate it (``tiled`` as of :class:`mkviz.protocols.Generator`)."""
+        found = simulations(name, source, tiled)
         with self._lock:
             self._sources[name] = source
+            for simulation in found:
+                self._sources.pop(simulation, None)  # of what had the name before
+            self._offers = found | {k: v for k, v in self._offers.items() if k not in found}
 
     def offer(self, name: str, open_source: Callable[[], Source]) -> None:
         """Let pages choose a source that is opened when one first does."""
@@ -116,7 +122,7 @@ class Hub:
                     self._loading = ""
                 with self._lock:
                     self._generators[model] = known
-                    self._sources[LIVE + model] = known.source
+                self.add_source(LIVE + model, known.source, getattr(known, "tiled", None))
         return known
 
     @property

@@ -99,7 +99,9 @@ class Panels:
 
     def show_state(self, session: Session, snapshot: Snapshot | None) -> None:
         """Words in the middle of an empty timeline."""
-        if opening := session.hub.opening:
+        if words := getattr(session.source, "words", ""):
+            text = words
+        elif opening := session.hub.opening:
             text = opening[0].upper() + opening[1:]
         elif snapshot is None:
             text = "Nothing to show yet: " + (

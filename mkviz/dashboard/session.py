@@ -376,9 +376,10 @@ class Session:
             self.panels.chat.running = False
 
     def _watch(self, generation: Generation) -> None:
-        """A new generation is what the page wants to see: its source, live."""
-        name = next((n for n, s in self.hub.sources.items() if s is generation.generator.source), None)
-        if name and name != self.source_name:
+        """A new generation is what the page wants to see: its source, live, or the simulation of it that is shown."""
+        source = generation.generator.source
+        name = next((n for n, s in self.hub.sources.items() if s is source), None)
+        if name and name != self.source_name and getattr(self.source, "of", None) is not source:
             self.choose(name)
         elif not self.paused:
             self.live()
