@@ -49,6 +49,10 @@ def test_wheel_holds_both_packages_and_their_data(built):
     model = {p.relative_to(ROOT).as_posix() for p in (ROOT / "engine" / "demo_model").iterdir()}
     assert "engine/demo_model/corpus.json" in model  # the licences travel with the weights
     assert model <= held
+    recorded = {p.relative_to(ROOT).as_posix() for p in (ROOT / "mkviz" / "recordings").iterdir()}
+    assert any(name.endswith(".mkt.zip") for name in recorded) and recorded <= held
+    page = {p.relative_to(ROOT).as_posix() for p in (ROOT / "mkviz" / "dashboard").iterdir() if p.suffix in (".js", ".css")}
+    assert page and page <= held
     assert {n.split("/")[0] for n in held if ".dist-info" not in n} == {"mkviz", "engine"}
     assert any(n.endswith(".dist-info/licenses/LICENSE") for n in held)
 
