@@ -9,54 +9,51 @@ export function render({model, el}) {
       <div class="bar">
         <input list="models" aria-label="model" title="model: a name or a directory" spellcheck="false">
         <datalist id="models"></datalist>
+        <label title="tokens to generate at most"><input type="number" min="1" step="1" required> tokens</label>
         <button type="submit" class="go">Generate</button>
         <button type="button" class="stop" disabled>Stop</button>
       </div>
     </form>`
   const $ = (q) => el.querySelector(q)
-  const log = $(".log"), note = $(".note"), form = $("form"), prompt = $("textarea"), choice = $("input")
+  const log = $(".log"), note = $(".note"), form = $("form"), prompt = $("textarea"), choice = $("input"), most = $("input[type=number]")
+  const turns = []  // {role, pieces: [[text, step], ...], div}
   let answer = null, pinned = true
 
   log.addEventListener("scroll", () => { pinned = log.scrollHeight - log.scrollTop - log.clientHeight < 30 })
   const down = () => { if (pinned) log.scrollTop = log.scrollHeight }
 
-  function turn(role, text) {
+  function turn(role, text = "") {
     log.querySelector(".empty")?.remove()
     const div = document.createElement("div")
     div.className = `turn ${role}`
-    div.textContent = text ?? ""
+    div.textContent = text
     log.append(div)
     down()
-    return div
+    const made = {role, pieces: text ? [[text, -1]] : [], div}
+    turns.push(made)
+    return made
   }
   // the conversation outlives a reload, and so a restart of the server
   const kept = "mkviz-chat"
   const remember = () => {
-    const turns = [...log.querySelectorAll(".turn")].map((div) => ({
-      role: div.classList.contains("user") ? "user" : "assistant",
-      pieces: [...div.childNodes].map((node) => [node.textContent, Number(node.dataset?.step ?? -1)]),
-    }))
-    sessionStorage.setItem(kept, JSON.stringify({turns: turns.slice(-20), prompt: prompt.value}))
+    const last = turns.slice(-20).map(({role, pieces}) => ({role, pieces}))
+    sessionStorage.setItem(kept, JSON.stringify({turns: last, prompt: prompt.value, most: most.value}))
   }
   addEventListener("pagehide", remember)
   function recall() {
-    const {turns = [], prompt: draft = ""} = JSON.parse(sessionStorage.getItem(kept) ?? "{}")
+    const {turns: earlier = [], prompt: draft = "", most: tokens} = JSON.parse(sessionStorage.getItem(kept) ?? "{}")
     prompt.value = draft
-    for (const {role, pieces} of turns) {
-      answer = turn(role)
-      if (role === "user") answer.textContent = pieces.map(([text]) => text).join("")
-      else append(pieces)
+    if (tokens) most.value = tokens
+    for (const {role, pieces} of earlier) {
+      if (role === "user") turn(role, pieces.map(([text]) => text).join(""))
+      else { answer = turn(role); append(pieces) }
     }
     answer = null
   }
   function append(pieces) {
     answer ??= turn("assistant")
-    for (const [text, step] of pieces) {
-      const span = document.createElement("span")
-      span.textContent = text
-      if (step >= 0) span.dataset.step = step
-      answer.append(span)
-    }
+    answer.pieces.push(...pieces)
+    showBlocks(answer.div, answer.pieces)
     down()
   }
   function update() {
@@ -82,6 +79,7 @@ export function render({model, el}) {
     if (empty) empty.textContent = model.empty
   }
   choice.value = model.model_name
+  most.value = model.max_tokens
   model.on(["can_generate", "running", "models", "note", "note_kind", "dark", "empty", "ready"], update)
   model.on("msg:custom", (msg) => {
     if (msg.type === "turn") { answer = null; pinned = true; turn(msg.role, msg.text) }
@@ -94,7 +92,7 @@ export function render({model, el}) {
   form.addEventListener("submit", (event) => {
     event.preventDefault()
     if (model.running) return
-    model.send_msg({type: "generate", prompt: prompt.value, model: choice.value})
+    model.send_msg({type: "generate", prompt: prompt.value, model: choice.value, max_tokens: most.valueAsNumber})
     prompt.value = ""
   })
   prompt.addEventListener("keydown", (event) => {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import param
 from panel.custom import JSComponent
 
-from mkviz.dashboard.theme import HERE, asset
+from mkviz.dashboard.theme import asset
+from mkviz.protocols import GenerateRequest
 
 
 class Chat(JSComponent):
@@ -15,13 +16,14 @@ class Chat(JSComponent):
     running = param.Boolean(False)
     models = param.List([])
     model_name = param.String("")
+    max_tokens = param.Integer(GenerateRequest.max_tokens, doc="what the page asks for until the user says otherwise")
     note = param.String("")
     note_kind = param.String("")
     empty = param.String("")
     dark = param.Boolean(False)
     ready = param.Boolean(False, doc="the session's ticks have begun")
 
-    _esm = HERE / "chat.js"
+    _esm = asset("blocks.js") + asset("chat.js")
     _stylesheets = [asset("chat.css")]  # noqa: RUF012
 
     def __init__(self, handler, **params):

@@ -332,7 +332,7 @@ class Session:
         kind = message.get("type")
         with pn.io.hold():
             if kind == "generate":
-                self.generate(message["prompt"], message["model"].strip())
+                self.generate(message["prompt"], message["model"].strip(), message["max_tokens"])
             elif kind == "stop" and self.generation:
                 self.generation.stop()
             elif kind == "over":
@@ -341,14 +341,15 @@ class Session:
                 moves.show_step(self, int(message["step"]))
                 self.send()
 
-    def generate(self, prompt: str, model: str) -> None:
+    def generate(self, prompt: str, model: str, max_tokens: int) -> None:
         if self.generation and not self.generation.over:
             return
         if not prompt.strip():
             self.panels.note("the prompt is empty; write what the model should answer", "error")
             return
         self.panels.chat.turn("user", prompt)
-        self.generation = Generation(self.hub, model, GenerateRequest(messages=[{"role": "user", "content": prompt}]))
+        messages = [{"role": "user", "content": prompt}]
+        self.generation = Generation(self.hub, model, GenerateRequest(messages=messages, max_tokens=max_tokens))
         self._joined = False
         self.panels.chat.running = True
 

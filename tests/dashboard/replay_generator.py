@@ -1,7 +1,8 @@
 """A generator for the page's tests: replays one layered step again and again, with jitter, and "generates" a fixed text.
 
 Its tasks and times are made up, so its label says simulated.  One request runs at a time, others queue.  What the prompt says
-can make it refuse, crash or hold: after a few tokens it sends nothing more, and goes on until it is stopped.
+can make it refuse, crash or hold: after a few tokens it sends nothing more, and goes on until it is stopped.  "say ..." makes
+it say that, five characters a token.
 """
 
 import re
@@ -112,20 +113,21 @@ class ReplayGenerator:
             self._request += 1
         self._store.request(RequestInfo(number, "queued", 0, prompt=prompt))
         with self._turn:
-            yield from self._run(number, request)
+            yield from self._run(number, request, prompt)
 
-    def _run(self, number, request):
+    def _run(self, number, request, prompt):
         state = "stopped"
         try:
-            for index, text in enumerate(re.findall(r"\s*\S+", TEXT)[: request.max_tokens]):
+            said = re.findall("(?s).{1,5}", prompt[4:]) if prompt.startswith("say ") else re.findall(r"\s*\S+", TEXT)
+            for index, text in enumerate(said[: request.max_tokens]):
                 self._store.request(RequestInfo(number, "decode", 0, generated=index))
                 step = self._advance()
                 now = time.monotonic_ns()
                 self._store.token(TokenInfo(number, index, index, text, step, now))
                 yield Piece(text, index, index, step, now)
-                if index > 3 and "crash" in str(request.messages):
+                if index > 3 and "crash" in prompt:
                     raise RuntimeError("the replay was told to crash")
-                while index > 3 and "hold" in str(request.messages):
+                while index > 3 and "hold" in prompt:
                     time.sleep(self._pace)
                     yield Piece("")
             state = "done"
