@@ -47,6 +47,7 @@ class Generate:
         parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (the default)")
         parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0 keeps all (the default)")
         parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens up to this mass (default 1)")
+        parser.add_argument("--min-p", type=float, default=0.0, help="keep tokens of this share of the likeliest's probability")
         parser.add_argument("--seed", type=int, help="the same seed gives the same tokens (default: drawn anew)")
         parser.add_argument("--stop", action="append", default=[], help="stop before this string; may be given again")
         parser.add_argument("--trace", metavar="OUT.mkt", type=Path, help="record every task of every step")
@@ -61,7 +62,7 @@ class Generate:
             raise MkvizError("prompt: empty", "some text")
         request = GenerateRequest(
             prompt, max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
-            seed=args.seed, stop=tuple(args.stop),
+            min_p=args.min_p, seed=args.seed, stop=tuple(args.stop),
         )  # fmt: skip
         writer = None
         engine = open_engine(args, trace=args.trace is not None, lossless=True)

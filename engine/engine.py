@@ -13,8 +13,9 @@ from engine.checkpoint import Weights
 from engine.config import ModelConfig, load_config
 from engine.kv import PagePool
 from engine.models import resolve_model
+from engine.pick import logprobs, pick
 from engine.plan import StepPlan, StepResult
-from engine.sampling import SamplingParams, sample
+from engine.sampling import SamplingParams
 from engine.sequence import Pieces, Sequence
 from engine.tiling import PAGE
 from engine.tokenizer import Tokenizer
@@ -215,10 +216,14 @@ class Engine:
         return StepPlan(np.array(token, i32), np.array(position, i32), np.array(owner, i32), np.array(wants), pages), counts
 
     def _take(self, sequence: Sequence, step: int, result: StepResult, row: int) -> None:
-        if sequence.params.temperature == 0:
-            token = int(result.greedy[row])
-        else:
-            token = sample(result.logits[row], sequence.params, sequence.generated)
+        params, position = sequence.params, len(sequence.tokens) - 1
+        try:
+            token = int(result.greedy[row]) if params.temperature == 0 else pick(result.logits[row], params, position)
+            if params.logprobs is not None:
+                sequence.logprobs.append(logprobs(result.logits[row], token, params.logprobs))
+        except MkvizError as error:  # logits without a largest: this request's own trouble
+            self._finish(sequence, "failed", error)
+            return
         piece = sequence.accept(token, step, self.config.eos)
         if self.drain is not None:
             self.drain.token(TokenInfo(sequence.request, piece.index, token, piece.text, step, sequence.arrived + piece.time))

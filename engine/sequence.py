@@ -6,6 +6,7 @@ import queue
 import time
 from dataclasses import dataclass, field
 
+from engine.pick import Logprobs
 from engine.sampling import SamplingParams, StopMatcher
 from engine.tokenizer import Detokenizer
 from mkviz.protocols import Piece, RequestInfo
@@ -13,7 +14,8 @@ from mkviz.protocols import Piece, RequestInfo
 
 @dataclass(eq=False)
 class Sequence:
-    """``tokens``: the prompt, then what was generated; ``computed``: how many of them have their K and V in ``pages``.
+    """``tokens``: the prompt, then what was generated; ``computed``: how many of them have their K and V in ``pages``;
+    ``logprobs``: of each generated token, where the request asks for them (there before the token's piece is).
 
     ``out`` carries :class:`Piece` to whoever reads the stream; the one with a finish reason is the last, an exception in its
     place is raised there.
@@ -26,6 +28,7 @@ class Sequence:
     prompt: str = ""
     computed: int = 0
     pages: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] = field(default_factory=list)
     state: str = "queued"
     finish_reason: str = ""
     cancelled: bool = False

@@ -106,10 +106,46 @@ def test_eight_at_once_give_the_same_bits_as_one_by_one(engine):
 def test_seeds_reproduce_whatever_the_batch(engine):
     drawn = [tokens_of(generate(engine, prompt(1), temperature=1.0, seed=s)) for s in (5, 6, 5)]
     assert drawn[0] == drawn[2] != drawn[1]
+    other = [tokens_of(generate(engine, prompt(1), temperature=1.0, seed=5, choice=c)) for c in (0, 1)]
+    assert other[0] == drawn[0] != other[1]
     others = [engine.submit(prompt(i), params(max_tokens=60, temperature=1.0, seed=9)) for i in range(3)]
     assert tokens_of(generate(engine, prompt(1), temperature=1.0, seed=5)) == drawn[0]
     for sequence in others:
         sequence.cancelled = True
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_of_every_token(engine, temperature):
+    """Against a log-softmax in f64 of the very logits that the step gave."""
+    watch = Watch(engine)
+    sequence = engine.submit(prompt(3), params(temperature=temperature, seed=2, logprobs=3))
+    new = tokens_of(engine.stream(sequence))
+    assert len(sequence.logprobs) == len(new) == 12
+    for i, (token, told) in enumerate(zip(new, sequence.logprobs, strict=True)):
+        logits = np.frombuffer(watch.logits[sequence.request, sequence.prompt_tokens - 1 + i], np.float32).astype(np.float64)
+        want = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        assert told.chosen == pytest.approx(want[token], abs=4e-7)
+        assert [t for t, _ in told.top] == np.argsort(-want)[:3].tolist()
+        assert [v for _, v in told.top] == pytest.approx(np.sort(want)[:-4:-1].tolist(), abs=4e-7)
+    assert not engine.submit(prompt(3), params(max_tokens=1)).logprobs
+
+
+def test_a_row_without_finite_logits_fails_alone(engine):
+    """Its request is told so; the one beside it goes on."""
+    step = engine.backend.step
+
+    def poisoned(plan):
+        result = step(plan)
+        for row in np.flatnonzero(plan.position == 30):
+            result.logits[row] = np.nan
+        return result
+
+    engine.backend.step = poisoned
+    bad, good = (engine.submit(prompt(i, n), params(temperature=1.0)) for i, n in ((0, 25), (1, 40)))
+    assert len(tokens_of(engine.stream(good))) == 12
+    with pytest.raises(MkvizError, match="logits: the largest is nan"):
+        list(engine.stream(bad))
+    assert bad.finish_reason == "failed" and bad.generated == 6  # of the rows at 24 to 29
 
 
 def test_prefill_does_not_stop_decoding(engine):
@@ -406,6 +442,7 @@ def test_generator_uses_the_chat_template_or_not(engine):
     ({"prompt": "x", "temperature": -1.0}, "temperature: -1.0"),
     ({"prompt": "x", "top_p": 0.0}, "top_p: 0.0"),
     ({"prompt": "x", "top_k": -2}, "top_k: -2"),
+    ({"prompt": "x", "min_p": 2.0}, "min_p: 2.0"),
     ({"prompt": "x", "seed": -1}, "seed: -1"),
     ({"prompt": "x", "stop": ("a", "")}, "stop: "),
     ({"prompt": "x " * 600}, r"prompt: \d+ tokens; at most 511"),

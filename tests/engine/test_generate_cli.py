@@ -68,8 +68,9 @@ def test_prompt_from_stdin(capsys, answers, monkeypatch):
 
 def test_sampling_and_stop_strings(capsys, answers):
     texts = []
+    filters = ("--temperature", "1.5", "--top-k", "200", "--top-p", "0.99", "--min-p", "1e-4")
     for seed in ("3", "3", "4"):
-        assert generate(PROMPT, "--temperature", "1.5", "--top-k", "200", "--top-p", "0.99", "--seed", seed) == 0
+        assert generate(PROMPT, *filters, "--seed", seed) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
     middle = len(answers[0]) // 2
@@ -124,6 +125,7 @@ def test_existing_paths_are_not_overwritten_unasked(capsys, tmp_path):
     ([PROMPT, "--max-tokens", "0"], "max_tokens: 0; at least 1"),
     ([PROMPT, "--max-tokens", "5000"], "max_tokens: 5000 after a prompt of"),
     ([PROMPT, "--temperature", "-1"], "temperature: -1.0"),
+    ([PROMPT, "--min-p", "-0.5"], "min_p: -0.5; 0 (all) to 1"),
     ([PROMPT, "--seed", "-1"], "seed: -1; 0 to 2^64 - 1"),
     ([PROMPT, "--stop", ""], "stop: ('',); no empty strings"),
     ([PROMPT, "--sms", "-2"], "sms: -2; at least 1"),
