@@ -13,18 +13,18 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 
 
 class Server:
-    """``serve_replay.py`` as a process of its own; ``stop`` kills it, ``start`` brings it back on the same port."""
+    """``serve_replay.py``, or another command of Python's that is given the port last, as a process of its own; ``stop`` kills
+    it, ``start`` brings it back on the same port."""
 
-    def __init__(self, *size: object):
+    def __init__(self, *size: object, command: tuple[str, ...] = (str(HERE / "serve_replay.py"),)):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             self.port = free.getsockname()[1]
-        self.url, self.size = f"http://localhost:{self.port}/", [str(s) for s in size]
+        self.url, self.command = f"http://localhost:{self.port}/", [*command, str(self.port), *map(str, size)]
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, str(HERE / "serve_replay.py"), str(self.port), *self.size]
-        self.process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=HERE)
+        self.process = subprocess.Popen([sys.executable, *self.command], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=HERE)
         deadline = time.monotonic() + 120
         while True:
             try:
