@@ -1,12 +1,15 @@
 """mkviz: shows what happens inside a GPU megakernel while it runs."""
 
+from importlib import import_module
+
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str):
-    """The views for notebooks, which load the dashboard's libraries only when one is used."""
-    if name == "timeline":
-        from mkviz.dashboard.cell import timeline
+_LAZY = {"export": "mkviz.exports", "timeline": "mkviz.dashboard.cell"}
 
-        return timeline
+
+def __getattr__(name: str):
+    """Functions whose modules load much, and only when one is used."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'mkviz' has no attribute {name!r}")

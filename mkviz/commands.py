@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 
@@ -36,3 +37,51 @@ class View:
 
         serve(args.trace, args.port, window=not args.no_window)
         return 0
+
+
+class Export:
+    name, help = "export", "a range of a trace as HTML that needs no server, PNG, SVG, or a table as CSV"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("trace", type=Path, help="a trace (.mkt folder or zip)")
+        parser.add_argument("out", type=Path, help="what to write: OUT.html, OUT.png, OUT.svg or OUT.csv")
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument("--steps", type=_steps, metavar="A[-B]", help="a step, or the first and the last one (default: all)")
+        which.add_argument("--range", type=_span, metavar="A-B", help="µs since the first step began, as in the page's address")
+        parser.add_argument("--table", choices=("ops", "waits", "steps"), default="ops", help="which one a CSV holds")
+        parser.add_argument("--dark", action="store_true", help="dark colours")
+        parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from dataclasses import replace
+
+        from mkviz.dashboard.units import size
+        from mkviz.exports import excerpt_of, form_of, render
+        from mkviz.exports.saved import save
+
+        form = form_of(args.out, args.overwrite)
+        excerpt = excerpt_of(args.trace, args.steps, args.range)
+        excerpt = replace(excerpt, look=replace(excerpt.look, dark=args.dark))
+        data = render(excerpt, form, args.table)
+        print(f"{excerpt.title} · {excerpt.words}\nwriting {args.out}: {size(len(data))}", flush=True)
+        save(data, args.out)
+        return 0
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    try:
+        return int(first), int(last or first)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a step like 12, or the first and the last one like 12-20") from None
+
+
+def _span(text: str) -> tuple[float, float]:
+    first, _, last = text.partition("-")
+    try:
+        span = float(first) * 1000, float(last) * 1000
+    except ValueError:
+        span = math.nan, math.nan
+    if not all(map(math.isfinite, span)):
+        raise argparse.ArgumentTypeError(f"{text!r}: two times in µs like 120.5-180")
+    return span

@@ -17,29 +17,41 @@ if TYPE_CHECKING:
     from mkviz.store import Snapshot
 
 TOP_WAITS = 20
+UNITS = {"": str, "ns": duration, "bytes": size, "of 1": percent, "GB/s": "{:.1f}".format}
 MAX_STEPS = 100  # of a range, the newest, that are listed or searched for waits
 
 
 @dataclass(frozen=True)
 class Table:
-    """``head`` names the columns; ``rows`` are texts; ``goes_to`` what a row leads to: (step number, task), task -1 for a whole
-    step.  Without it rows lead nowhere."""
+    """``columns`` names the columns and the unit of each (one of UNITS); ``values`` are plain texts and numbers, None: there is
+    none; ``goes_to`` what a row leads to: (step number, task), task -1 for a whole step.  Without it rows lead nowhere."""
 
-    head: tuple[str, ...]
-    rows: list[list[str]]
+    columns: dict[str, str]
+    values: list[list] = field(default_factory=list)
     goes_to: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """As texts for people."""
+        words = [UNITS[unit] for unit in self.columns.values()]
+        return [["–" if v is None else word(v) for v, word in zip(row, words, strict=True)] for row in self.values]
 
 
 def ops(scene: Scene, x0: float, x1: float) -> Table:
     """Per op: tasks that touch the range, their time in it, its share of the time of all tasks, bytes, and bytes over time."""
     total = lod.summary(scene.snapshot, scene.tables, x0, x1)
     all_time = float(total.busy.sum()) or 1.0
-    rows = [
-        [scene.snapshot.ops[k], f"{total.count[k]}", duration(total.busy[k]), percent(total.busy[k] / all_time),
-         size(int(total.bytes[k])), f"{total.bytes[k] / total.busy[k]:.1f}" if total.busy[k] else "–"]
+    columns = {"op": "", "tasks": "", "time": "ns", "share": "of 1", "read": "bytes", "GB/s per SM": "GB/s"}
+    values = [
+        [scene.snapshot.ops[k], int(total.count[k]), float(total.busy[k]), float(total.busy[k]) / all_time, int(total.bytes[k]),
+         float(total.bytes[k] / total.busy[k]) if total.busy[k] else None]
         for k in np.argsort(-total.busy, kind="stable") if total.count[k]
     ]  # fmt: skip
-    return Table(("op", "tasks", "time", "share", "read", "GB/s per SM"), rows)
+    return Table(columns, values)
 
 
 def waits(scene: Scene, x0: float, x1: float) -> Table:
@@ -54,22 +66,22 @@ def waits(scene: Scene, x0: float, x1: float) -> Table:
                 hit = probe.Hit("task", int(lane[at]), int(step), rows.start + int(at), float(free[at]))
                 found.append((int(long[at]), hit))
     found = sorted(found, key=lambda pair: -pair[0])[:TOP_WAITS]
-    table = Table(("task", "waited on", "last raised by", "how long"), [])
+    table = Table({"task": "", "waited on": "", "last raised by": "", "how long": "ns"})
     for long, hit in found:
         graph, task = snapshot.graph_of(hit.step), int(snapshot.task[hit.row])
         what, culprit = probe.blame(snapshot, hit)
-        table.rows.append([f"{graph.label(task)} · SM {hit.lane}", what, culprit or "–", duration(long)])
+        table.values.append([f"{graph.label(task)} · SM {hit.lane}", what, culprit or None, long])
         table.goes_to.append((int(snapshot.steps["step"][hit.step]), task))
     return table
 
 
 def steps(scene: Scene, x0: float, x1: float) -> Table:
     """The steps that touch the range, newest first: time, tasks recorded, records lost."""
-    snapshot, table = scene.snapshot, Table(("step", "time", "tasks", "lost"), [])
+    snapshot, table = scene.snapshot, Table({"step": "", "time": "ns", "tasks": "", "lost": ""})
     for at in _steps_in(snapshot, x0, x1)[::-1]:
         row = snapshot.steps[at]
         count = int(snapshot.lane_ptr[at, -1] - snapshot.lane_ptr[at, 0])
-        table.rows.append([f"{row['step']}", duration(int(row["end"] - row["begin"])), f"{count}", f"{row['lost']}"])
+        table.values.append([int(row["step"]), int(row["end"] - row["begin"]), count, int(row["lost"])])
         table.goes_to.append((int(row["step"]), -1))
     return table
 
