@@ -95,7 +95,7 @@ class SimulatedSource:
         snapshot = self.of.snapshot()
         try:
             if any(info.step > self._last for info in snapshot.infos):
-                first = "" if self._steps else " (the first time in a process, the simulator is loaded or compiled)"
+                first = "" if self._steps else " (loading the simulator, which is compiled once)"
                 self.words = f"Simulating on {self.machine.name} …{first}"
             for info in snapshot.infos[-NEWEST:]:
                 if info.step > self._last:

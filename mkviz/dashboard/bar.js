@@ -3,6 +3,7 @@ export function render({model, el}) {
   el.classList.add("mkviz-bar")
   el.innerHTML = `
     <select aria-label="source"></select>
+    <select class="below" aria-label="compare with" title="show a second source below, on the same time axis"></select>
     <button type="button" class="live" title="follow the newest steps (L)"></button>
     <button type="button" class="pause" title="freeze the view, keep recording (space)"></button>
     <div class="modes" role="radiogroup" aria-label="colour"><span>colour</span></div>
@@ -11,7 +12,7 @@ export function render({model, el}) {
     <output></output>
     <button type="button" class="help" title="keys (?)" aria-label="keys">?</button>`
   const $ = (q) => el.querySelector(q)
-  const source = $("select"), live = $(".live"), pause = $(".pause"), search = $("input")
+  const source = $("select"), below = $(".below"), live = $(".live"), pause = $(".pause"), search = $("input")
   const send = (type, value) => model.send_msg({type, value})
   for (const mode of model.modes) {
     const button = document.createElement("button")
@@ -28,6 +29,10 @@ export function render({model, el}) {
       source.prepend(new Option("choose a source", "", true, true))
       source.options[0].disabled = true
     }
+    below.hidden = model.sources.length < 2
+    below.replaceChildren(
+      new Option(model.compare ? "compare with nothing" : "compare with …", "", false, !model.compare),
+      ...model.sources.filter((name) => name !== model.source).map((n) => new Option(n, n, false, n === model.compare)))
     live.textContent = model.following ? "● Following" : "Follow live"
     live.setAttribute("aria-pressed", String(model.following))
     live.hidden = pause.hidden = !model.is_live
@@ -40,11 +45,12 @@ export function render({model, el}) {
     if (search.getRootNode().activeElement !== search) search.value = model.query
   }
   source.addEventListener("change", () => send("source", source.value))
+  below.addEventListener("change", () => send("compare", below.value))
   live.addEventListener("click", () => send("live", true))
   pause.addEventListener("click", () => send("pause", true))
   search.addEventListener("keydown", (event) => { if (event.key === "Enter") send("next", true) })
   search.addEventListener("input", () => send("search", search.value))
   $(".help").addEventListener("click", () => window.dispatchEvent(new KeyboardEvent("keydown", {key: "?"})))
-  model.on(["sources", "source", "following", "paused", "is_live", "mode", "query", "found"], update)
+  model.on(["sources", "source", "compare", "following", "paused", "is_live", "mode", "query", "found"], update)
   update()
 }

@@ -10,10 +10,11 @@ from mkviz.dashboard.theme import HERE, asset
 
 
 class Bar(JSComponent):
-    """``handler(kind, value)`` gets what the user does: source, live, pause, mode, search."""
+    """``handler(kind, value)`` gets what the user does: source, compare, live, pause, mode, search."""
 
     sources = param.List([])
     source = param.String("")
+    compare = param.String("", doc="the source that is shown below; none")
     is_live = param.Boolean(True, doc="the source may still grow")
     following = param.Boolean(True)
     paused = param.Boolean(False)

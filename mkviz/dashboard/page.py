@@ -88,11 +88,11 @@ def _layout(panels: Panels):
     top = pmui.Row(panels.stats, sizing_mode="stretch_width", margin=(6, 12, 2, 16), min_height=36)
     figures = [
         pn.pane.Bokeh(f.root, sizing_mode=f.root.sizing_mode, margin=0)
-        for f in (panels.minimap, panels.timeline, *panels.strips)
+        for f in (panels.minimap, panels.timeline, *panels.strips, *panels.compare.parts)
     ]
     left = pmui.Column(top, *figures, panels.legend, sizing_mode="stretch_both", margin=0, min_height=0)
     right = pmui.Column(
-        panels.tabs, panels.details, panels.table, panels.chat, width=380, sizing_mode="stretch_height",
+        panels.tabs, panels.details, panels.compare.details, panels.table, panels.chat, width=380, sizing_mode="stretch_height",
         margin=(6, 12, 8, 12), styles={"overflow-y": "auto"},
     )  # fmt: skip
     return pmui.Row(

@@ -13,6 +13,7 @@ from mkviz import lod
 from mkviz.dashboard import probe
 from mkviz.dashboard.bar import Bar
 from mkviz.dashboard.chat import Chat
+from mkviz.dashboard.compare import Compare
 from mkviz.dashboard.hub import DEFAULT_MODEL
 from mkviz.dashboard.legend import LegendBar
 from mkviz.dashboard.strips import Bandwidth, Busy, Minimap, Waits
@@ -42,6 +43,7 @@ class Panels:
         self.bandwidth = Bandwidth(self.timeline.x_range)
         self.strips = [Busy(self.timeline.x_range), Waits(self.timeline.x_range), self.bandwidth]
         self.minimap = Minimap(self.timeline.x_range)
+        self.compare = Compare(self.timeline.x_range)
         self.message = Label(
             x=0,
             y=0,
@@ -65,6 +67,7 @@ class Panels:
         self.chat = Chat(session.chatted, sizing_mode="stretch_both", margin=0, model_name=DEFAULT_MODEL)
         self.tabs = Tabs(session.tabbed, sizing_mode="stretch_width", margin=(0, 0, 8, 0))
         self.legend = LegendBar(session.legend_clicked, sizing_mode="stretch_width", margin=(0, 0, 0, 8))
+        self.compare.connect(session)
         timeline = self.timeline
         timeline.view.on_change("data", lambda attr, old, new: session.viewed(new))
         timeline.ack.on_change("data", lambda attr, old, new: session.acknowledged(new))
@@ -73,7 +76,7 @@ class Panels:
     def restyle(self, dark: bool, kind: str) -> None:
         self.dark = dark
         self.timeline.restyle(dark, kind)
-        for part in (*self.strips, self.minimap):
+        for part in (*self.strips, self.minimap, self.compare):
             part.restyle(dark)
         self.message.text_color = theme_of(dark).faint
         self.chat.dark = dark
@@ -88,12 +91,14 @@ class Panels:
             strip.update(scene)
         self.minimap.reach(scene.snapshot)
         self.show_pin(session)
+        self.compare.draw(session)
 
     def clear(self) -> None:
         """Nothing of an earlier source stays."""
         self.timeline.clear()
         for strip in self.strips:
             strip.source.data = {"x": [], "y": []}
+        self.minimap.source.data = {k: [] for k in self.minimap.source.data}
         self.details.visible = self.table.visible = False
         self.stats.object, self.legend.items = "", []
 
@@ -121,7 +126,7 @@ class Panels:
     def show_sources(self, session: Session) -> None:
         if not session.source_name:
             session.choose(session.hub.first)
-        self.bar.show(sources=session.hub.names, source=session.source_name)
+        self.bar.show(sources=session.hub.names, source=session.source_name, compare=self.compare.name)
         models = session.hub.models if session.hub.openers else []
         if models != self.chat.models:
             self.chat.models = models

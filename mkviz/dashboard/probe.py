@@ -55,6 +55,19 @@ def free_before(snapshot: Snapshot, step: int, lane: int, row: int) -> float:
     return float(max(before, snapshot.steps["begin"][step]) - snapshot.origin)
 
 
+def find(snapshot: Snapshot, number: int, task: int) -> Hit | None:
+    """Where a task of the step with that number is; None when the step is not kept or holds no record of it."""
+    step = snapshot.index_of(number)
+    if step < 0:
+        return None
+    by_task = rows_of_step(snapshot, step)[1]
+    row = int(by_task[task]) if task < len(by_task) else -1
+    if row < 0:
+        return None
+    lane = lane_of(snapshot, step, row)
+    return Hit("task", lane, step, row, free_before(snapshot, step, lane, row))
+
+
 def rows_of_step(snapshot: Snapshot, step: int) -> tuple[slice, np.ndarray]:
     """Rows of a step, and row by task id (-1: not recorded)."""
     rows = slice(int(snapshot.lane_ptr[step, 0]), int(snapshot.lane_ptr[step, -1]))

@@ -120,7 +120,8 @@ class Session:
         span = self.x1 - self.x0
         seen = snapshot.steps["step"][(begin < self.x1 + span) & (end > self.x0 - span)]
         key = (self.source_name, self.x0, self.x1, self.width, self.height, self.look, self.moves, self.follow, self.pinned,
-               len(seen), int(seen[0]) if len(seen) else -1, int(seen[-1]) if len(seen) else -1, self.range)  # fmt: skip
+               len(seen), int(seen[0]) if len(seen) else -1, int(seen[-1]) if len(seen) else -1, self.range,
+               self.panels.compare.key(self))  # fmt: skip
         if key == self._shown:
             return
         if self.seq - self.acked > IN_FLIGHT and time.monotonic() - self.sent_at < STALE_S:
@@ -237,17 +238,11 @@ class Session:
         """Where the pinned task is in the current snapshot; None when nothing is pinned or its step has been dropped."""
         if self.pinned is None or self.scene is None:
             return None
-        snapshot = self.scene.snapshot
-        step = snapshot.index_of(self.pinned[0])
-        if step < 0:
-            return None
-        row = int(probe.rows_of_step(snapshot, step)[1][self.pinned[1]])
-        lane = probe.lane_of(snapshot, step, row)
-        return probe.Hit("task", lane, step, row, probe.free_before(snapshot, step, lane, row)) if row >= 0 else None
+        return probe.find(self.scene.snapshot, *self.pinned)
 
     def _key(self, key: str) -> None:
         if key == "Escape":
-            self.pinned = self.range = None
+            self.pinned = self.panels.compare.pinned = self.range = None
             self.look = replace(self.look, query="")
         elif key == "l":
             self.live()
@@ -272,6 +267,9 @@ class Session:
         if self.placed and not self.follow:
             self.window, self.chosen = max(self.x1 - self.x0, 1000.0), True
         self.follow = True
+            elif kind == "compare":
+                self.panels.compare.choose(self, value)
+                self.send()
         snapshot = self.snapshot()
         if snapshot is not None and len(snapshot.steps):
             self._keep_up(snapshot)

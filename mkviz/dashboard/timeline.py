@@ -79,10 +79,11 @@ def bare_figure(x_range: Range1d, y_range: Range1d, **kwargs):
 
 
 class Timeline:
-    """``root`` is the figure; ``update(scene)`` shows a scene.  ``channel`` models carry the viewport (see timeline.js)."""
+    """``root`` is the figure; ``update(scene)`` shows a scene.  ``channel`` models carry the viewport (see timeline.js) of the
+    one that has its ``x_range`` for itself; one that is given it stays silent."""
 
-    def __init__(self):
-        self.x_range = Range1d(0, 1000, min_interval=NARROWEST)
+    def __init__(self, x_range: Range1d | None = None):
+        self.x_range = x_range or Range1d(0, 1000, min_interval=NARROWEST)
         self.y_range = Range1d(0, 1)
         self.frame = ColumnDataSource({k: [0] for k in ("seq", "x0", "x1", "follow", "moves", "lo", "hi")})
         self.view = ColumnDataSource({k: [] for k in ("x0", "x1", "width", "height", "follow", "moves", "n")})

@@ -9,6 +9,7 @@ import panel as pn
 
 from mkviz.dashboard.scene import MODES, Look
 
+from mkviz.dashboard.tables import TABLES
 if TYPE_CHECKING:
     from mkviz.dashboard.session import Session
 
@@ -16,7 +17,8 @@ PACE_S = 1.0
 
 
 class Url:
-    """``source``, ``range`` (µs, left out while following), ``colour``, ``hide``, ``find``; ``boot``: which server process."""
+    """``source``, ``below`` (what it is compared with), ``range`` (µs, left out while following), ``tab``, ``colour``,
+    ``hide``, ``find``, ``lanes`` (``roles``: a sub-lane each), ``sms`` (``0-11``); ``boot``: which server process."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -40,6 +42,10 @@ class Url:
         if restarted:
             session.panels.note("the server was restarted: what it had recorded live is gone, new steps are shown as they come")
         x0, _, x1 = query.get("range", "").partition("-")
+        session.panels.compare.choose(session, query.get("below", ""))
+        if query.get("tab") in TABLES:
+            session.tab = query["tab"]
+            session.panels.show_tables(session)
         try:
             x0, x1 = float(x0) * 1000, float(x1) * 1000
         except ValueError:
@@ -58,6 +64,10 @@ class Url:
         if session.look.mode != "op":
             state["colour"] = session.look.mode
         if session.look.hidden:
+        if session.panels.compare.name:
+            state["below"] = session.panels.compare.name
+        if session.tab in TABLES:
+            state["tab"] = session.tab
             state["hide"] = ",".join(sorted(session.look.hidden))
         if session.look.query:
             state["find"] = session.look.query

@@ -1,0 +1,220 @@
+"""Compare: a second source under the first, on one time axis, moved so that a step of both begins at the same place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+import panel as pn
+from bokeh.models import ColumnDataSource, CustomJS, Label
+
+from mkviz import lod
+from mkviz.dashboard import probe
+from mkviz.dashboard.scene import Scene
+from mkviz.dashboard.strips import Busy
+from mkviz.dashboard.theme import asset, theme_of
+from mkviz.dashboard.timeline import Timeline
+from mkviz.dashboard.units import duration
+from mkviz.errors import MkvizError
+
+if TYPE_CHECKING:
+    from bokeh.models import Range1d
+
+    from mkviz.dashboard.session import Session
+    from mkviz.store import Snapshot
+
+HIGH, LOW = 220, 140  # px: least height of the timeline by itself, and of each of two
+SAME_LENGTH = 0.005  # steps whose times differ by less are told as equally long
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Step ``first`` of one snapshot and step ``second`` of the other (indices) begin together when all times of the other, in
+    ns since its origin, are moved by ``shift``."""
+
+    first: int
+    second: int
+    shift: int
+
+
+def align(first: Snapshot, second: Snapshot, x0: float, x1: float, newest: bool, before: int = -1) -> Alignment | None:
+    """Which steps to lay on each other in a view of [x0, x1] ns of ``first``; None when one of them holds no steps.
+
+    The step of ``first`` with number ``before`` for as long as it is in view; else the first that begins in view, or the
+    ``newest``; else the nearest.  Only steps that ``second`` holds too, by number; where they share no number, by place.
+    """
+    if not len(first.steps) or not len(second.steps):
+        return None
+    begin, end = (first.steps[k] - first.origin for k in ("begin", "end"))
+    numbers = first.steps["step"]
+    rows = np.flatnonzero(np.isin(numbers, second.steps["step"]))
+    by_number = len(rows) > 0
+    rows = rows if by_number else np.arange(len(numbers))
+    touching = rows[(begin[rows] < x1) & (end[rows] > x0)]
+    inside = touching[begin[touching] >= x0]
+    if before in numbers[touching]:
+        at = int(touching[numbers[touching] == before][-1])
+    elif len(inside):
+        at = int(inside[-1 if newest else 0])
+    else:
+        at = int(rows[np.argmin(np.abs((begin[rows] + end[rows] - x0 - x1) / 2))])
+    other = second.index_of(int(numbers[at])) if by_number else min(at, len(second.steps) - 1)
+    return Alignment(at, other, int(begin[at]) - int(second.steps["begin"][other] - second.origin))
+
+
+def words(first: Snapshot, second: Snapshot, found: Alignment) -> str:
+    """What is laid on what, how far the second was moved for it, and how long both take."""
+    one, other = first.steps[found.first], second.steps[found.second]
+    long, upper = (int(row["end"] - row["begin"]) for row in (other, one))
+    above = "above" if one["step"] == other["step"] else f"step {one['step']} above"
+    text = f"step {other['step']} takes {duration(long)}, {above} {duration(upper)}"
+    if min(long, upper) > 0:
+        ratio = max(long, upper) / min(long, upper)
+        text += " (the same)" if ratio < 1 + SAME_LENGTH else f" ({ratio:.2f} × {'longer' if long > upper else 'shorter'})"
+    moved = f"moved by {'−' if found.shift < 0 else '+'}{duration(abs(found.shift))} to begin" if found.shift else "begins"
+    return f"{text} · {moved} with it"
+
+
+class Compare:
+    """The second timeline with its busy strip and the facts of what is pinned on it.  Hidden while ``name`` is ""."""
+
+    def __init__(self, x_range: Range1d):
+        self.name = ""
+        self.pinned: tuple[int, int] | None = None  # (step number, task)
+        self.scene: Scene | None = None
+        self.alignment: Alignment | None = None
+        self._kind = "measured"
+        self._snapshot: Snapshot | None = None
+        self._tables: lod.GraphTables | None = None
+        self._step = -1  # number of the first's step that is laid on
+        self.timeline = Timeline(x_range)
+        self.timeline.root.min_height = LOW
+        self.strip = Busy(x_range)
+        self.message = Label(
+            x=0, y=0, x_units="screen", y_units="screen", text_align="center", text_baseline="middle", text_font_size="15px"
+        )
+        self.timeline.root.add_layout(self.message)
+        self.details = pn.pane.HTML(
+            "", css_classes=["details"], stylesheets=[asset("panels.css")], margin=0, sizing_mode="stretch_width", visible=False
+        )
+        self.parts = (self.timeline, self.strip)
+        self._show()
+
+    def connect(self, session: Session) -> None:
+        """Hover and clicks on the figure come through a channel of its own; its time axis is the first timeline's."""
+        figure, command, tip = self.timeline.root, ColumnDataSource({k: [] for k in ("n", "name", "x", "y")}), self.timeline.tip
+        code = CustomJS(args={"plot": figure, "command": command, "tip": tip}, code=asset("compare.js"))
+        for event in ("mousemove", "mouseleave", "tap"):
+            figure.js_on_event(event, code)
+        tip.js_on_change("data", code)
+        command.on_change("data", lambda attr, old, new: self._commanded(session, new))
+        self.command = command
+
+    def restyle(self, dark: bool) -> None:
+        self.timeline.restyle(dark, self._kind)
+        self.strip.restyle(dark)
+        self.message.text_color = theme_of(dark).faint
+
+    # what is compared
+
+    def choose(self, session: Session, name: str) -> None:
+        """Compare with a source, with none for ""; with the first itself there is nothing to compare."""
+        if name == self.name:
+            return
+        try:
+            source = session.hub.source(name) if name and name != session.source_name else None
+        except MkvizError as error:
+            session.panels.note(str(error), "error")
+            return
+        self.name = name if source is not None else ""
+        self.pinned = self.scene = self.alignment = self._snapshot = self._tables = None
+        self._step = -1
+        self._kind = source.kind if source is not None else "measured"
+        self.timeline.clear()
+        self.strip.source.data = {"x": [], "y": []}
+        self.restyle(session.panels.dark)
+        self._show()
+        session.panels.timeline.root.min_height = LOW if self.name else HIGH
+        self._show_pin()
+
+    def _show(self) -> None:
+        for part in self.parts:
+            part.root.visible = bool(self.name)
+
+    def key(self, session: Session) -> tuple:
+        """Changes when the second figure has to be drawn anew; finds what to draw on the way."""
+        if self.name == session.source_name:
+            self.choose(session, "")
+        source, first = session.hub.sources.get(self.name), session.snapshot()
+        if source is None or first is None:
+            return ()
+        if self._snapshot is None or not session.paused:
+            self._snapshot = source.snapshot()
+        found = align(first, self._snapshot, session.x0, session.x1, session.follow, self._step)
+        self.alignment = found
+        if found is None:
+            return self.name, getattr(source, "words", "")
+        self._step = int(first.steps["step"][found.first])
+        x0, x1 = session.x0 - found.shift, session.x1 - found.shift
+        begin, end = (self._snapshot.steps[k] - self._snapshot.origin for k in ("begin", "end"))
+        near = (begin < 2 * x1 - x0) & (end > 2 * x0 - x1)
+        return self.name, self.pinned, found, int(near.sum()), int(self._snapshot.steps["step"][near].sum())
+
+    def draw(self, session: Session) -> None:
+        """Show the second source in the view of the first."""
+        source = session.hub.sources.get(self.name)
+        if source is None or self._snapshot is None:
+            return
+        snapshot, title = self._snapshot, source.label
+        if self.alignment is None:
+            text = getattr(source, "words", "") or "This source holds no steps yet"
+            self.scene, title = None, f"{title} · nothing to compare yet"
+            self.message.update(text=text, x=session.width / 2, y=session.height / 2)
+        else:
+            self.message.text = ""
+            if self._tables is None or self._tables.ids != tuple(snapshot.graphs):
+                self._tables = lod.GraphTables(snapshot)
+            title += f" · {snapshot.lanes} SMs · {words(session.snapshot(), snapshot, self.alignment)}"
+            moved = replace(snapshot, origin=snapshot.origin - self.alignment.shift)
+            first = session.scene
+            self.scene = Scene(moved, self._tables, first.look, first.x0, first.x1, first.width)
+            if first.rects is None:
+                self.scene.rects = None  # both are drawn in the same way, or there would be differences that are none
+            self.timeline.update(self.scene, session.height)
+            self.strip.update(self.scene)
+        if self.timeline.title.text != title:
+            self.timeline.title.text = title
+        self._show_pin()
+
+    # what the pointer does
+
+    def _commanded(self, session: Session, data: dict) -> None:
+        name, time, y = data["name"][0], data["x"][0] * 1000, data["y"][0]
+        if self.scene is None:
+            return
+        snapshot, lane = self.scene.snapshot, self.timeline.lane_at(y)
+        with pn.io.hold():
+            if name == "tap":
+                at = probe.hit(snapshot, time, lane)
+                found = at is not None and at.row >= 0
+                self.pinned = (int(snapshot.steps["step"][at.step]), int(snapshot.task[at.row])) if found else None
+                session.send()
+                return
+            text = probe.tip(self.scene, time, lane) if name == "hover" and lane >= 0 else ""
+            if text != self.timeline.tip.data["html"][0]:
+                self.timeline.tip.data = {"html": [text]}
+            step = snapshot.step_at(time) if name == "hover" else -1
+            session.panels.chat.light(int(snapshot.steps["step"][step]) if step >= 0 else -1)
+
+    def _show_pin(self) -> None:
+        at = probe.find(self.scene.snapshot, *self.pinned) if self.scene is not None and self.pinned is not None else None
+        self.timeline.show_pin(self.scene, at)
+        if at is None:
+            self.details.visible = False
+            return
+        (_, title), *facts = probe.facts(self.scene, at)
+        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts)
+        head = f"<h3>{escape(title)}</h3><p>below: {escape(self.name)}</p>"
+        self.details.param.update(object=f"<div class='card'>{head}<table>{rows}</table></div>", visible=True)
