@@ -139,16 +139,18 @@ def image_frame(snapshot: Snapshot, tables: GraphTables, x0: float, x1: float, c
 
 
 def rect_frame(
-    snapshot: Snapshot, tables: GraphTables, x0: float, x1: float, limit: int, kernels=lod_kernels
+    snapshot: Snapshot, tables: GraphTables, x0: float, x1: float, limit: int, kernels=lod_kernels, lanes: range | None = None
 ) -> RectFrame | None:
-    """The tasks of [x0, x1), None when there are more than ``limit``."""
+    """The tasks of [x0, x1) on ``lanes`` (consecutive; None: all), None when there are more than ``limit``."""
+    lanes = range(snapshot.lanes) if lanes is None else lanes
     rows, begin, _, _ = _select(snapshot, tables, x0, x1)
+    lane_ptr = snapshot.lane_ptr[rows, lanes.start : lanes.stop + 1]
     found, lane, step, free = kernels.rects(
-        snapshot.begin, snapshot.end, snapshot.ready, snapshot.lane_ptr[rows], begin, snapshot.origin, x0, x1, limit
+        snapshot.begin, snapshot.end, snapshot.ready, lane_ptr, begin, snapshot.origin, x0, x1, limit
     )
     if len(found) > limit:
         return None
-    return RectFrame(found, lane, rows[step], free)
+    return RectFrame(found, lane + lanes.start, rows[step], free)
 
 
 def summary(snapshot: Snapshot, tables: GraphTables, x0: float, x1: float, kernels=lod_kernels) -> Summary:

@@ -16,6 +16,7 @@ from mkviz.dashboard.chat import Chat
 from mkviz.dashboard.compare import Compare
 from mkviz.dashboard.hub import DEFAULT_MODEL
 from mkviz.dashboard.legend import LegendBar
+from mkviz.dashboard.ring_strip import RingStrip
 from mkviz.dashboard.strips import Bandwidth, Busy, Minimap, Waits
 from mkviz.dashboard.tables import TABLES
 from mkviz.dashboard.tabs import Tabs
@@ -41,7 +42,12 @@ class Panels:
     def __init__(self):
         self.timeline = Timeline()
         self.bandwidth = Bandwidth(self.timeline.x_range)
-        self.strips = [Busy(self.timeline.x_range), Waits(self.timeline.x_range), self.bandwidth]
+        self.strips = [
+            Busy(self.timeline.x_range),
+            Waits(self.timeline.x_range),
+            self.bandwidth,
+            RingStrip(self.timeline.x_range),
+        ]
         self.minimap = Minimap(self.timeline.x_range)
         self.compare = Compare(self.timeline.x_range)
         self.message = Label(
@@ -92,7 +98,7 @@ class Panels:
         self.minimap.reach(scene.snapshot)
         self.show_pin(session)
         self.compare.draw(session)
-
+            strip.source.data = {k: [] for k in strip.source.data}
     def clear(self) -> None:
         """Nothing of an earlier source stays."""
         self.timeline.clear()

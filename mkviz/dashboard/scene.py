@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkviz import lod, palette
+from mkviz import lod, palette, roles
+from mkviz.dashboard.lanes import window
 
 if TYPE_CHECKING:
     from mkviz.store import Snapshot
 
 MODES = ("op", "layer", "wait", "busy")
 RECT_LIMIT = 3000  # tasks in view up to which they are drawn one by one
+ROLE_LIMIT = RECT_LIMIT // len(roles.ROLES)  # the same with a bar per role
 MAX_PIXELS = 600_000  # of an image frame: keeps a message under 1 MB
 MARGIN = 0.5  # of a viewport, sent on either side so that a drag finds something there
 DIM = 0.18
@@ -22,12 +24,15 @@ DIM = 0.18
 
 @dataclass(frozen=True)
 class Look:
-    """How a session wants to see: colour mode, ops it hides, what it searches for, and the theme."""
+    """How a session wants to see: colour mode, ops it hides, what it searches for, the theme, a sub-lane per role, and which
+    SMs (first, count; None: all)."""
 
     mode: str = "op"
     hidden: frozenset[str] = field(default_factory=frozenset)
     query: str = ""
     dark: bool = False
+    roles: bool = False
+    sms: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)
@@ -40,6 +45,11 @@ class Scene:
     x0: float
     x1: float
     width: int
+
+    @cached_property
+    def lanes(self) -> range:
+        """The SMs that the timeline shows."""
+        return window(self.look.sms, self.snapshot.lanes)
 
     @cached_property
     def op_colours(self) -> list[str]:
@@ -110,27 +120,48 @@ class Scene:
         )
 
     @cached_property
-    def rects(self) -> lod.RectFrame | None:
-        """The tasks of the view and a little on either side, None when they are too many."""
-        span = self.x1 - self.x0
-        wide = lod.rect_frame(self.snapshot, self.tables, self.x0 - MARGIN * span, self.x1 + MARGIN * span, RECT_LIMIT)
-        return wide or lod.rect_frame(self.snapshot, self.tables, self.x0, self.x1, RECT_LIMIT)
+    def role_image(self) -> roles.RoleFrame:
+        span, sub_lanes = self.x1 - self.x0, max(1, len(self.lanes) * len(roles.ROLES))
+        cols = max(16, min(int(self.width * (1 + 2 * MARGIN)), MAX_PIXELS // sub_lanes))
+        classes, weight, _ = self.classing
+        return roles.role_frame(
+            self.snapshot, self.tables, self.x0 - MARGIN * span, self.x1 + MARGIN * span, cols, self.lanes, classes, weight
+        )
+
+    @property
+    def drawn(self) -> lod.ImageFrame | roles.RoleFrame:
+        """The frame that the timeline's image is of."""
+        return self.role_image if self.look.roles else self.image
+
+    @cached_property
+    def rects(self) -> lod.RectFrame | roles.RoleRects | None:
+        """The tasks of the SMs in view and a little on either side, None when they are too many."""
+        margin = MARGIN * (self.x1 - self.x0)
+        for x0, x1 in ((self.x0 - margin, self.x1 + margin), (self.x0, self.x1)):
+            if self.look.roles:
+                found = roles.role_rects(self.snapshot, x0, x1, self.lanes, ROLE_LIMIT)
+            else:
+                found = lod.rect_frame(self.snapshot, self.tables, x0, x1, RECT_LIMIT, lanes=self.lanes)
+            if found is not None:
+                return found
+        return None
 
     @cached_property
     def summary(self) -> lod.Summary:
         return lod.summary(self.snapshot, self.tables, self.x0, self.x1)
 
     def image_u8(self) -> tuple[np.ndarray, list[str]]:
-        """u8[lanes, cols] palette indices and the 256 colours they mean, for the look's mode."""
-        frame, mode = self.image, self.look.mode
+        """u8[lanes or sub-lanes in view, cols] palette indices and the 256 colours they mean, for the look's mode."""
+        frame, mode = self.drawn, self.look.mode
+        part = slice(None) if self.look.roles else slice(self.lanes.start, self.lanes.stop)
+        grid, busy, wait = frame.grid[part], np.minimum(frame.busy[part], 1), np.minimum(frame.wait[part], 1)
         if mode in ("wait", "busy"):
-            share = frame.wait if mode == "wait" else frame.busy
-            return palette.share_index(share, (frame.busy > 0) | (frame.wait > 0)), palette.share_palette()
+            return palette.share_index(wait if mode == "wait" else busy, (busy > 0) | (wait > 0)), palette.share_palette()
         colours = self.classing[2]
         table, levels = palette.image_palette(colours)
-        index = palette.image_index(frame.grid, np.minimum(frame.busy, 1), np.minimum(frame.wait, 1), levels)
+        index = palette.image_index(grid, busy, wait, levels)
         if self.matches is not None:  # what matches stands out at full strength, whatever its share
-            index = np.where((frame.grid < self.dim_class), frame.grid * np.uint8(levels) + np.uint8(levels - 1), index)
+            index = np.where((grid < self.dim_class), grid * np.uint8(levels) + np.uint8(levels - 1), index)
             for level in range(levels):
                 table[self.dim_class * levels + level] = f"#9aa0a6{int(255 * DIM * (level + 1) / levels):02x}"
         return index.astype(np.uint8), table

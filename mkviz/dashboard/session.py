@@ -11,7 +11,7 @@ import numpy as np
 import panel as pn
 
 from mkviz import lod
-from mkviz.dashboard import moves, probe
+from mkviz.dashboard import lanes, moves, pointer, probe
 from mkviz.dashboard.generation import Generation
 from mkviz.dashboard.scene import Look, Scene
 from mkviz.errors import MkvizError
@@ -44,6 +44,7 @@ class Session:
         self.follow, self.paused, self.placed = True, False, False
         self.window, self.chosen = 0.0, False  # ns that a following view shows; did the user choose it
         self.pinned: tuple[int, int] | None = None  # (step number, task)
+        self.revealed = self.pinned  # the one that lanes were last moved for
         self.range: tuple[float, float] | None = None
         self.tab = "text"
         self.generation: Generation | None = None
@@ -116,6 +117,7 @@ class Session:
             self._place(snapshot)
         if self.follow and not self.paused:
             self._keep_up(snapshot)
+        lanes.reveal(self)
         begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
         span = self.x1 - self.x0
         seen = snapshot.steps["step"][(begin < self.x1 + span) & (end > self.x0 - span)]
@@ -196,39 +198,17 @@ class Session:
         name, x, y, text = (data[k][0] for k in ("name", "x", "y", "text"))
         with pn.io.hold():
             if name == "hover":
-                self._hover(x * 1000, y)
+                pointer.hover(self, x * 1000, y)
             elif name == "leave":
-                self._leave()
+                pointer.leave(self)
             elif name == "tap":
-                self._tap(x * 1000, y)
+                pointer.tap(self, x * 1000, y)
             elif name == "range":
                 self.range = (x * 1000, y * 1000)
                 self.send()
                 self.panels.show_range(self)
             elif name == "key":
                 self._key(text)
-
-    def _hover(self, time_ns: float, y: float) -> None:
-        if self.scene is None:
-            return
-        lane = self.panels.timeline.lane_at(y)
-        text = probe.tip(self.scene, time_ns, lane) if lane >= 0 else ""
-        if text != self.panels.timeline.tip.data["html"][0]:
-            self.panels.timeline.tip.data = {"html": [text]}
-        step = self.scene.snapshot.step_at(time_ns)
-        self.panels.chat.light(int(self.scene.snapshot.steps["step"][step]) if step >= 0 else -1)
-
-    def _leave(self) -> None:
-        self.panels.timeline.tip.data = {"html": [""]}
-        self.panels.chat.light(-1)
-
-    def _tap(self, time_ns: float, y: float) -> None:
-        if self.scene is None:
-            return
-        at = probe.hit(self.scene.snapshot, time_ns, self.panels.timeline.lane_at(y))
-        self.pinned = None if at is None or at.row < 0 else self.identity(at.step, at.row)
-        self.send()
-        self.panels.show_pin(self)
 
     def identity(self, step: int, row: int) -> tuple[int, int]:
         snapshot = self.scene.snapshot
@@ -254,6 +234,8 @@ class Session:
             moves.along_lane(self, 1 if key == "." else -1)
         elif key in ("[", "]"):
             moves.along_steps(self, 1 if key == "]" else -1)
+        elif key in lanes.KEYS:
+            lanes.KEYS[key](self)
         self.send()
         self.panels.show_pin(self)
         self.panels.show_range(self)
@@ -267,9 +249,6 @@ class Session:
         if self.placed and not self.follow:
             self.window, self.chosen = max(self.x1 - self.x0, 1000.0), True
         self.follow = True
-            elif kind == "compare":
-                self.panels.compare.choose(self, value)
-                self.send()
         snapshot = self.snapshot()
         if snapshot is not None and len(snapshot.steps):
             self._keep_up(snapshot)
@@ -288,6 +267,9 @@ class Session:
         with pn.io.hold():
             if kind == "source":
                 self.choose(value)
+            elif kind == "compare":
+                self.panels.compare.choose(self, value)
+                self.send()
             elif kind == "live":
                 self._key("l")
             elif kind == "pause":

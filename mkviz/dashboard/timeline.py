@@ -21,9 +21,11 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from mkviz import palette
-from mkviz.dashboard import probe
+from mkviz.dashboard import probe, role_bars
+from mkviz.dashboard.lanes import READABLE
 from mkviz.dashboard.theme import KIND_COLOURS, asset, theme_of
 from mkviz.dashboard.units import duration
+from mkviz.roles import MATH, ROLES, STORER
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
@@ -99,9 +101,11 @@ class Timeline:
         self.pin = ColumnDataSource({"left": [], "right": [], "y": []})
         self.mapper = LinearColorMapper(palette=["#000000"] * 256, low=-0.5, high=255.5)
         self.title = Title(text="", text_font_size="12px", text_font_style="bold", offset=4)
+        self.roles_title = Title(text="", text_font_size="11px", text_font_style="normal", offset=4, visible=False)
         self.band = BoxAnnotation(visible=False, fill_alpha=0.14, line_alpha=0.8, level="overlay")
         self.step_band = BoxAnnotation(visible=False, fill_alpha=0.10, line_alpha=0.5, level="underlay")
-        self._lanes = -1
+        self._laid_out: tuple | None = None
+        self._lanes, self._roles = range(0), False
         self._palette: list[str] = []
         self.root = self._build()
 
@@ -122,6 +126,7 @@ class Timeline:
         fig.yaxis[0].ticker = FixedTicker(ticks=[])
         fig.xaxis[0].visible = False
         fig.add_layout(self.step_band)
+        fig.add_layout(self.roles_title, "above")
         self.step_bars = fig.hbar(
             left="left",
             right="right",
@@ -180,8 +185,9 @@ class Timeline:
         self.labels.data = self._no_labels()
         self.steps.data = {k: [] for k in self.steps.data}
         self.show_pin(None, None)
-        self.band.visible = self.step_band.visible = False
-        self._lanes = -1
+        self.band.visible = self.step_band.visible = self.root.xaxis[0].visible = False
+        self.root.yaxis[0].ticker.ticks = []
+        self._laid_out, self.roles_title.visible = None, False
 
     def show_pin(self, scene: Scene | None, at: probe.Hit | None) -> None:
         """Outline a task and draw arrows to it from those it waited for; the one it waited for last is drawn strongest."""
@@ -192,12 +198,12 @@ class Timeline:
             return
         snap = scene.snapshot
         micro = lambda ns: (int(ns) - snap.origin) / 1000  # noqa: E731
-        y = self.y_of(at.lane)
+        y = self.y_of(at.lane, MATH)
         self.pin.data = {"left": [micro(snap.begin[at.row])], "right": [micro(snap.end[at.row])], "y": [y]}
         found = probe.dependencies(snap, at.step, at.row)
         lanes = [probe.lane_of(snap, at.step, row) for row, _, _ in found]
         self.arrows.data = {
-            "x0": [micro(snap.publish[row]) for row, _, _ in found], "y0": [self.y_of(lane) for lane in lanes],
+            "x0": [micro(snap.publish[row]) for row, _, _ in found], "y0": [self.y_of(lane, STORER) for lane in lanes],
             "x1": [micro(snap.begin[at.row])] * len(found), "y1": [y] * len(found),
             "last": [1.0 if last else 0.35 for _, _, last in found],
         }  # fmt: skip
@@ -212,6 +218,7 @@ class Timeline:
         fig.xaxis.axis_line_color = theme.grid
         fig.xaxis.major_tick_line_color = theme.grid
         self.title.text_color = KIND_COLOURS[kind][dark]
+        self.roles_title.text_color = theme.faint
         self.step_bars.glyph.fill_color = theme.step
         self.step_text.glyph.text_color = theme.faint
         self.separators.grid_line_color = theme.page
@@ -225,65 +232,88 @@ class Timeline:
 
     def update(self, scene: Scene, height: float) -> None:
         """Show ``scene`` on a frame ``height`` px tall."""
-        lanes = scene.snapshot.lanes
-        self._lay_out(lanes, height)
+        self._lay_out(scene.lanes, scene.look.roles, height)
         self._show_steps(scene)
         rects = scene.rects
         if rects is None:
             self._show_image(scene)
         else:
-            self._show_rects(scene, rects, height / max(1, lanes))
+            self._show_rects(scene, rects, height / max(1, len(scene.lanes)))
+        caption = role_bars.caption(scene) if scene.look.roles else ""
+        if caption != self.roles_title.text:
+            self.roles_title.update(text=caption, visible=bool(caption))
 
-    def y_of(self, lane):
-        """Lane 0 is on top."""
-        return self._lanes - 0.5 - lane
+    def y_of(self, lane, role: int = MATH):
+        """The middle of a lane, or of a role's sub-lane where there are such; the first lane in view is on top."""
+        top = len(self._lanes) - (lane - self._lanes.start)
+        return top - (role + 0.5) / len(ROLES) if self._roles else top - 0.5
 
     def lane_at(self, y: float) -> int:
-        lane = int(np.floor(self._lanes - y))
-        return lane if 0 <= y < self._lanes and 0 <= lane < self._lanes else -1
+        """The SM at a height, -1 for none."""
+        lane = self._lanes.start + int(np.floor(len(self._lanes) - y))
+        return lane if 0 <= y < len(self._lanes) and lane in self._lanes else -1
 
-    def _lay_out(self, lanes: int, height: float) -> None:
-        band = lanes * 20 / max(60, height - 20)  # room for the step markers above lane 0
-        if lanes == self._lanes and abs(self.y_range.end - lanes - band) < band * 0.02:
+    def role_at(self, y: float) -> int | None:
+        """The role whose sub-lane is at a height; None where lanes are not divided."""
+        return int(np.floor((len(self._lanes) - y) % 1 * len(ROLES))) if self._roles else None
+
+    def _lay_out(self, lanes: range, roles: bool, height: float) -> None:
+        n = len(lanes)
+        band = n * 20 / max(60, height - 20)  # room for the step markers above the first lane
+        if (lanes, roles) == self._laid_out and abs(self.y_range.end - n - band) < band * 0.02:
             return
-        self._lanes = lanes
+        self._laid_out, self._lanes, self._roles = (lanes, roles), lanes, roles
         self.root.xaxis.visible = True
-        self.y_range.update(start=0, end=lanes + band)
-        self.step_bars.glyph.update(y=lanes + band / 2, height=band * 0.9)
-        self.step_text.glyph.y = lanes + band / 2
-        px = height / max(1, lanes)
-        every = next((n for n in (1, 2, 4, 8, 12, 16, 32, 64) if n * px >= 15), 128)
-        shown = list(range(0, lanes, every))
+        self.y_range.update(start=0, end=n + band)
+        self.step_bars.glyph.update(y=n + band / 2, height=band * 0.9)
+        self.step_text.glyph.y = n + band / 2
+        px, part = height / max(1, n), len(ROLES) if roles else 1
+        for bars, share in ((self.bars, 0.86), (self.wait_bars, 0.3), (self.pin_bars, 0.98)):
+            bars.glyph.height = share / part
         axis = self.root.yaxis[0]
-        axis.ticker.ticks = [self.y_of(lane) for lane in shown]
-        axis.major_label_overrides = {float(self.y_of(lane)): f"SM {lane}" for lane in shown}
+        labels = self._lane_labels(px)
+        axis.ticker.ticks, axis.major_label_overrides = list(labels), labels
         grid = self.separators
-        grid.ticker.ticks = list(range(lanes + 1)) if px >= 7 else []
+        grid.ticker.ticks = list(range(n + 1)) if px >= 7 else []
         grid.update(visible=px >= 7, grid_line_width=max(1, min(4, px * 0.14)), level="glyph")
+
+    def _lane_labels(self, px: float) -> dict[float, str]:
+        """By height: the SM's number on its math, and the other roles' names where there is room."""
+        every = next((n for n in (1, 2, 4, 8, 12, 16, 32, 64) if n * px >= 15), 128)
+        shown = [lane for lane in self._lanes if (lane - self._lanes.start) % every == 0]
+        if not self._roles or px < READABLE * len(ROLES) * 0.8:
+            middle = 0.0 if not self._roles else 0.125  # of the SM, which is between two sub-lanes
+            return {float(self.y_of(lane) + middle): f"SM {lane}" for lane in shown}
+        return {
+            float(self.y_of(lane, role)): f"SM {lane}" if role == MATH else name  # longer ones would widen the border
+            for lane in shown for role, name in enumerate(ROLES)
+        }  # fmt: skip
 
     def _show_image(self, scene: Scene) -> None:
         index, table = scene.image_u8()
-        frame = scene.image
+        frame = scene.drawn
         if table != self._palette:
             self._palette = table
             self.mapper.palette = table
         self.image.data = {"image": [np.ascontiguousarray(index[::-1])], "x": [frame.x0 / 1000],
-                           "dw": [frame.dx * frame.cols / 1000], "dh": [max(1, len(index))]}  # fmt: skip
+                           "dw": [frame.dx * frame.cols / 1000], "dh": [max(1, len(scene.lanes))]}  # fmt: skip
         if len(self.rects.data["left"]) or len(self.waits.data["left"]):
             self.rects.data, self.waits.data = self._no_rects(), {"left": [], "right": [], "y": []}
             self.labels.data = self._no_labels()
 
     def _show_rects(self, scene: Scene, rects, lane_px: float) -> None:
         snap = scene.snapshot
-        left = (snap.begin[rects.row] - snap.origin) / 1000
-        right = (snap.end[rects.row] - snap.origin) / 1000
-        ready = (snap.ready[rects.row] - snap.origin) / 1000
-        y = self.y_of(rects.lane)
-        colour, alpha = scene.rect_colours(rects)
-        self.rects.data = {"left": left, "right": right, "y": y, "color": colour, "alpha": alpha}
-        waited = ready > rects.free / 1000
-        self.waits.data = {"left": rects.free[waited] / 1000, "right": ready[waited], "y": y[waited]}
-        self.labels.data = self._label(scene, rects, left, right, y, colour, alpha) if lane_px >= 12 else self._no_labels()
+        if scene.look.roles:
+            rects, drawn, waits = role_bars.bars(scene, rects, self.y_of)
+            lane_px /= len(ROLES)
+        else:
+            colour, alpha = scene.rect_colours(rects)
+            left, right, ready = ((c[rects.row] - snap.origin) / 1000 for c in (snap.begin, snap.end, snap.ready))
+            drawn = {"left": left, "right": right, "y": self.y_of(rects.lane), "color": colour, "alpha": alpha}
+            waited = ready > rects.free / 1000
+            waits = {"left": rects.free[waited] / 1000, "right": ready[waited], "y": drawn["y"][waited]}
+        self.rects.data, self.waits.data = drawn, waits
+        self.labels.data = self._label(scene, rects, *drawn.values()) if lane_px >= READABLE else self._no_labels()
         if len(self.image.data["image"]):
             self.image.data = self._no_image()
 

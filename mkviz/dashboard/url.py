@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import panel as pn
 
+from mkviz.dashboard.lanes import parse
 from mkviz.dashboard.scene import MODES, Look
-
 from mkviz.dashboard.tables import TABLES
+
 if TYPE_CHECKING:
     from mkviz.dashboard.session import Session
 
@@ -36,16 +37,18 @@ class Url:
             frozenset(filter(None, query.get("hide", "").split(","))),
             query.get("find", ""),
             session.look.dark,
+            query.get("lanes") == "roles",
+            parse(query.get("sms", "")),
         )
         restarted = query.get("boot") not in (None, session.hub.boot)
         session.choose(query.get("source", ""))
-        if restarted:
-            session.panels.note("the server was restarted: what it had recorded live is gone, new steps are shown as they come")
-        x0, _, x1 = query.get("range", "").partition("-")
         session.panels.compare.choose(session, query.get("below", ""))
         if query.get("tab") in TABLES:
             session.tab = query["tab"]
             session.panels.show_tables(session)
+        if restarted:
+            session.panels.note("the server was restarted: what it had recorded live is gone, new steps are shown as they come")
+        x0, _, x1 = query.get("range", "").partition("-")
         try:
             x0, x1 = float(x0) * 1000, float(x1) * 1000
         except ValueError:
@@ -61,13 +64,18 @@ class Url:
         state = {"boot": session.hub.boot, "source": session.source_name}
         if not session.follow and session.placed:
             state["range"] = f"{session.x0 / 1000:.3f}-{session.x1 / 1000:.3f}"
-        if session.look.mode != "op":
-            state["colour"] = session.look.mode
-        if session.look.hidden:
         if session.panels.compare.name:
             state["below"] = session.panels.compare.name
         if session.tab in TABLES:
             state["tab"] = session.tab
+        if session.look.mode != "op":
+            state["colour"] = session.look.mode
+        if session.look.roles:
+            state["lanes"] = "roles"
+        if session.look.sms:
+            first, count = session.look.sms
+            state["sms"] = f"{first}-{first + count - 1}"
+        if session.look.hidden:
             state["hide"] = ",".join(sorted(session.look.hidden))
         if session.look.query:
             state["find"] = session.look.query

@@ -16,7 +16,7 @@ def warm_up() -> threading.Thread:
 
 
 def _compile() -> None:
-    from mkviz import lod
+    from mkviz import lod, ring_fill, roles
     from mkviz.graph import GraphBuilder
     from mkviz.protocols import StepInfo
     from mkviz.record import EVENT
@@ -33,3 +33,5 @@ def _compile() -> None:
     lod.image_frame(snapshot, tables, 0.0, 10.0, 4, tables.op, np.ones(1))
     lod.rect_frame(snapshot, tables, 0.0, 10.0, 4)
     lod.summary(snapshot, tables, 0.0, 10.0)
+    ring_fill.ring_fill(snapshot, 0.0, 10.0, 4, range(1))
+    roles.role_frame(snapshot, tables, 0.0, 10.0, 4, range(1), tables.op, np.ones(1))
