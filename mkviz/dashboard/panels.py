@@ -98,12 +98,12 @@ class Panels:
         self.minimap.reach(scene.snapshot)
         self.show_pin(session)
         self.compare.draw(session)
-            strip.source.data = {k: [] for k in strip.source.data}
+
     def clear(self) -> None:
         """Nothing of an earlier source stays."""
         self.timeline.clear()
         for strip in self.strips:
-            strip.source.data = {"x": [], "y": []}
+            strip.source.data = {k: [] for k in strip.source.data}
         self.minimap.source.data = {k: [] for k in self.minimap.source.data}
         self.details.visible = self.table.visible = False
         self.stats.object, self.legend.items = "", []
