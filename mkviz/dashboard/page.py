@@ -8,6 +8,7 @@ from bokeh.models import CustomJS
 from bokeh.themes import Theme as BokehTheme
 from panel.util import edit_readonly
 
+from mkviz.dashboard.export_menu import ExportMenu
 from mkviz.dashboard.hub import Hub, hub
 from mkviz.dashboard.panels import Panels
 from mkviz.dashboard.session import TICK_MS, Session
@@ -35,8 +36,9 @@ def page(shared: Hub = hub) -> pmui.Page:
     panels = Panels()
     session = Session(shared, panels)
     panels.connect(session)
+    exports = ExportMenu(session, margin=(0, 12, 0, 8))
     shell = pmui.Page(
-        title="mkviz", main=[_layout(panels)], header=[panels.bar], raw_css=[asset("page.css")], busy_indicator=None,
+        title="mkviz", main=[_layout(panels)], header=[panels.bar, exports], raw_css=[asset("page.css")], busy_indicator=None,
         theme_config={"light": _mui(LIGHT), "dark": _mui(DARK)},
         sx=FLAT_HEADER,
     )  # fmt: skip
@@ -50,7 +52,7 @@ def page(shared: Hub = hub) -> pmui.Page:
         session.set_look(dark=shell.dark_theme)
 
     shell.param.watch(themed, "dark_theme")
-    pn.state.onload(lambda: _start(session))
+    pn.state.onload(lambda: _start(session, exports))
     pn.state.on_session_destroyed(lambda _: session.close())
     document = pn.state.curdoc
     if document is not None:
@@ -70,7 +72,7 @@ def _mui(theme: Theme) -> dict:
     }
 
 
-def _start(session: Session) -> None:
+def _start(session: Session, exports: ExportMenu) -> None:
     """Ticks begin once the page is there: frames sent earlier would be part of the document and never be acknowledged."""
     url = Url(session)
     url.restore()
@@ -79,20 +81,22 @@ def _start(session: Session) -> None:
 
     def tick():
         session.tick()
+        exports.tick()
         url.save()
 
     pn.state.add_periodic_callback(tick, TICK_MS)
 
 
 def _layout(panels: Panels):
-    top = pmui.Row(panels.stats, sizing_mode="stretch_width", margin=(6, 12, 2, 16), min_height=36)
+    top = pmui.Row(panels.stats, panels.transport, sizing_mode="stretch_width", margin=(6, 12, 2, 16), min_height=36)
+    panels.playhead.over([panels.timeline.root, *(strip.root for strip in panels.strips)])
     figures = [
         pn.pane.Bokeh(f.root, sizing_mode=f.root.sizing_mode, margin=0)
         for f in (panels.minimap, panels.timeline, *panels.strips, *panels.compare.parts)
     ]
     left = pmui.Column(top, *figures, panels.legend, sizing_mode="stretch_both", margin=0, min_height=0)
     right = pmui.Column(
-        panels.tabs, panels.details, panels.compare.details, panels.table, panels.chat, width=380, sizing_mode="stretch_height",
+        panels.tabs, panels.playhead.counters, panels.details, panels.compare.details, panels.table, panels.chat, width=380, sizing_mode="stretch_height",
         margin=(6, 12, 8, 12), styles={"overflow-y": "auto"},
     )  # fmt: skip
     return pmui.Row(
