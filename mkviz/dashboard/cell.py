@@ -37,10 +37,11 @@ def timeline(of: Trace | Source | str | Path, height: int = 420) -> pn.Column:
     panels.timeline.in_cell()
     panels.timeline.root.update(sizing_mode="stretch_width", height=height)
     panels.restyle(False, source.kind)
+    panels.playhead.over([panels.timeline.root])
     session.choose(source.label)
     view = pn.Column(
         pn.pane.Bokeh(panels.timeline.root, sizing_mode="stretch_width", margin=0),
-        panels.legend, panels.details, panels.table, sizing_mode="stretch_width",
+        panels.legend, panels.playhead.counters, panels.details, panels.table, sizing_mode="stretch_width",
     )  # fmt: skip
     for channel in (panels.timeline.view, panels.timeline.command):
         channel.on_change("data", lambda attr, old, new: pn.io.push_notebook(view))  # after what the session made of it

@@ -96,8 +96,8 @@ def _layout(panels: Panels):
     ]
     left = pmui.Column(top, *figures, panels.legend, sizing_mode="stretch_both", margin=0, min_height=0)
     right = pmui.Column(
-        panels.tabs, panels.playhead.counters, panels.details, panels.compare.details, panels.table, panels.chat, width=380, sizing_mode="stretch_height",
-        margin=(6, 12, 8, 12), styles={"overflow-y": "auto"},
+        panels.tabs, panels.playhead.counters, panels.details, panels.compare.details, panels.table, panels.chat, width=380,
+        sizing_mode="stretch_height", margin=(6, 12, 8, 12), styles={"overflow-y": "auto"},
     )  # fmt: skip
     return pmui.Row(
         left, right, sizing_mode="stretch_both", margin=0, styles={"height": "calc(100vh - 72px)", "min-height": "560px"}

@@ -16,12 +16,14 @@ from mkviz.dashboard.chat import Chat
 from mkviz.dashboard.compare import Compare
 from mkviz.dashboard.hub import DEFAULT_MODEL
 from mkviz.dashboard.legend import LegendBar
+from mkviz.dashboard.playhead import Playhead
 from mkviz.dashboard.ring_strip import RingStrip
 from mkviz.dashboard.strips import Bandwidth, Busy, Minimap, Waits
 from mkviz.dashboard.tables import TABLES
 from mkviz.dashboard.tabs import Tabs
 from mkviz.dashboard.theme import asset, theme_of
 from mkviz.dashboard.timeline import Timeline
+from mkviz.dashboard.transport import Transport, asked
 from mkviz.dashboard.units import duration, percent, size
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class Panels:
         self.stats = _pane("stats", sizing_mode="stretch_width")
         self.details = _pane("details", sizing_mode="stretch_width", visible=False)
         self.table = _pane("details", sizing_mode="stretch_width", visible=False)
+        self.playhead = Playhead()
         self.rows_lead_to: list[tuple[int, int]] = []  # of the table shown: (step number, task or -1)
         self.dark = False
 
@@ -74,6 +77,8 @@ class Panels:
         self.tabs = Tabs(session.tabbed, sizing_mode="stretch_width", margin=(0, 0, 8, 0))
         self.legend = LegendBar(session.legend_clicked, sizing_mode="stretch_width", margin=(0, 0, 0, 8))
         self.compare.connect(session)
+        self.transport = Transport(lambda kind, value: asked(session, kind, value), margin=(0, 0, 0, 8))
+        self.playhead.transport = self.transport
         timeline = self.timeline
         timeline.view.on_change("data", lambda attr, old, new: session.viewed(new))
         timeline.ack.on_change("data", lambda attr, old, new: session.acknowledged(new))
@@ -164,7 +169,8 @@ class Panels:
             self.restyle(self.dark, source.kind)
 
     def show_follow(self, session: Session) -> None:
-        """Whether the view moves by itself, and what the bar's controls are set to."""
+        """Whether the view moves by itself, and what the controls are set to."""
+        self.transport.show(session)
         self.bar.show(
             is_live=session._snapshot is None or not session._snapshot.closed,
             following=session.follow and not session.paused,

@@ -13,6 +13,7 @@ import panel as pn
 from mkviz import lod
 from mkviz.dashboard import lanes, moves, pointer, probe
 from mkviz.dashboard.generation import Generation
+from mkviz.dashboard.play import Player
 from mkviz.dashboard.scene import Look, Scene
 from mkviz.errors import MkvizError
 from mkviz.protocols import GenerateRequest
@@ -48,6 +49,7 @@ class Session:
         self.range: tuple[float, float] | None = None
         self.tab = "text"
         self.generation: Generation | None = None
+        self.player = Player(self)
         self.seq = self.acked = self.moves = 0
         self.sent_at = 0.0
         self._shown: tuple = ()
@@ -74,6 +76,7 @@ class Session:
         except MkvizError as error:
             self.panels.note(str(error), "error")
             return
+        self.player.leave()
         self.source_name, self._snapshot, self._tables, self.scene = name, None, None, None
         self.placed, self.paused, self.follow, self.window, self.chosen = False, False, True, 0.0, False
         self.pinned = self.range = None
@@ -85,7 +88,7 @@ class Session:
     def snapshot(self) -> Snapshot | None:
         if self.source is None:
             return None
-        if self._snapshot is None or not self.paused:
+        if self._snapshot is None or not (self.paused or self.player.on):
             self._snapshot = self.source.snapshot()
         return self._snapshot
 
@@ -102,6 +105,7 @@ class Session:
             with pn.io.hold():
                 self._take_pieces()
                 self.panels.show_sources(self)
+                self.player.tick()
                 self.send()
                 self._slow()
         except Exception:
@@ -221,7 +225,9 @@ class Session:
         return probe.find(self.scene.snapshot, *self.pinned)
 
     def _key(self, key: str) -> None:
-        if key == "Escape":
+        if self.player.key(key):
+            pass
+        elif key == "Escape":
             self.pinned = self.panels.compare.pinned = self.range = None
             self.look = replace(self.look, query="")
         elif key == "l":

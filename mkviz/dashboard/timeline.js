@@ -122,7 +122,8 @@ function setUp() {
                   "/": () => find(document, "input[type=search]")?.focus()}
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key
     if (keys[key]) { keys[key](); event.preventDefault() }
-    else if (["f", ".", ",", "l", " ", "[", "]", "r", "+", "-", "ArrowUp", "ArrowDown"].includes(key)) {
+    else if (["f", ".", ",", "l", " ", "[", "]", "r", "+", "-", "ArrowUp", "ArrowDown",
+              "p", "ArrowLeft", "ArrowRight"].includes(key)) {
       if (key === " " && event.composedPath()[0]?.tagName === "BUTTON") return
       if (key.startsWith("Arrow") && event.composedPath()[0]?.closest?.("[tabindex]")) return  // of what scrolls or has parts
       order("key", {text: key.toLowerCase()}); event.preventDefault()
@@ -196,7 +197,8 @@ function setUp() {
     ["wheel, W, S", "zoom time at the pointer"], ["drag, A, D", "move in time"], ["shift + drag", "measure a range"],
     ["click", "pin a task and what it waited for"], [". and ,", "next and previous task on the lane"],
     ["[ and ]", "previous and next step"], ["F", "fit the pinned task, the range or everything"],
-    ["R", "a sub-lane per role: loader, feeder, math, storer"], ["+ and -", "fewer and more SMs"], ["↑ and ↓", "other SMs"], ["double click", "fit everything"],
+    ["R", "a sub-lane per role: loader, feeder, math, storer"], ["+ and -", "fewer and more SMs"], ["↑ and ↓", "other SMs"],
+    ["P", "play the step in slow motion; space pauses, Esc leaves"], ["→ and ←", "next and previous event of the step"], ["double click", "fit everything"],
     ["L", "follow live"], ["space", "pause and resume the view"], ["/", "search"], ["Esc", "clear"], ["?", "this list"],
   ].map(([k, what]) => `<tr><th>${k}</th><td>${what}</td></tr>`).join("")}</table><form method="dialog"><button>Close</button></form>`
   document.body.append(help)

@@ -19,7 +19,8 @@ PACE_S = 1.0
 
 class Url:
     """``source``, ``below`` (what it is compared with), ``range`` (µs, left out while following), ``tab``, ``colour``,
-    ``hide``, ``find``, ``lanes`` (``roles``: a sub-lane each), ``sms`` (``0-11``); ``boot``: which server process."""
+    ``hide``, ``find``, ``lanes`` (``roles``: a sub-lane each), ``sms`` (``0-11``), ``play``, ``at`` and ``pace``; ``boot``:
+    which server process."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -48,6 +49,8 @@ class Url:
             session.panels.show_tables(session)
         if restarted:
             session.panels.note("the server was restarted: what it had recorded live is gone, new steps are shown as they come")
+        if not restarted:
+            session.player.restore(query)
         x0, _, x1 = query.get("range", "").partition("-")
         try:
             x0, x1 = float(x0) * 1000, float(x1) * 1000
@@ -70,6 +73,7 @@ class Url:
             state["tab"] = session.tab
         if session.look.mode != "op":
             state["colour"] = session.look.mode
+        state |= session.player.state()
         if session.look.roles:
             state["lanes"] = "roles"
         if session.look.sms:
