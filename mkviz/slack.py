@@ -33,12 +33,12 @@ class Dependency:
 @dataclass(frozen=True)
 class Waited:
     """What a task's lane did before it: ``free``, ``ready`` (ns since origin), ``exposed`` ns that the lane waited for its
-    dependencies, ``hop`` ns of these after the last producer had published, and the ``dependencies``, last publish first."""
+    dependencies, ``late`` ns of these after the last producer had published, and the ``dependencies``, last publish first."""
 
     free: float
     ready: float
     exposed: float
-    hop: float
+    late: float
     dependencies: list[Dependency]
 
     @property
@@ -89,5 +89,5 @@ def waited_for(snapshot: Snapshot, step: int, row: int, free: float) -> Waited:
     ready = float(snapshot.ready[row] - origin)
     exposed = max(0.0, ready - free)
     needed = max(free, found[0][0]) if found else free
-    hop = max(0.0, ready - needed) if found and exposed else 0.0
-    return Waited(free, ready, exposed, hop, [Dependency(r, c, at, needed - at) for at, r, c in found])
+    late = max(0.0, ready - needed) if found and exposed else 0.0
+    return Waited(free, ready, exposed, late, [Dependency(r, c, at, needed - at) for at, r, c in found])

@@ -76,7 +76,8 @@ def reveal(session: Session) -> None:
 
 
 def _shown(session: Session) -> range | None:
-    return session.scene.lanes if session.scene is not None else None
+    """Those in view by the last word of the user, which may be newer than the scene."""
+    return window(session.look.sms, session.scene.snapshot.lanes) if session.scene is not None else None
 
 
 def _show(session: Session, first: int, count: int) -> None:

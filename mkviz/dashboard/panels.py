@@ -10,7 +10,7 @@ import panel as pn
 from bokeh.models import Label
 
 from mkviz import lod
-from mkviz.dashboard import probe
+from mkviz.dashboard import probe, role_bars
 from mkviz.dashboard.bar import Bar
 from mkviz.dashboard.chat import Chat
 from mkviz.dashboard.compare import Compare
@@ -232,11 +232,12 @@ class Panels:
             self.details.visible = False
             return
         facts = probe.facts(session.scene, at)
-        waits = probe.dependencies(session.scene.snapshot, at.step, at.row)
+        snapshot = session.scene.snapshot
+        facts += role_bars.facts(snapshot, at.row)
         rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts[1:])
-        rows += f"<tr><th>producers</th><td>{len(waits)} drawn</td></tr>" if waits else ""
+        needed = probe.producers(snapshot, at)
         self.details.param.update(
-            object=f"<div class='card'><h3>{escape(facts[0][1])}</h3><table>{rows}</table></div>", visible=True
+            object=f"<div class='card'><h3>{escape(facts[0][1])}</h3><table>{rows}</table>{needed}</div>", visible=True
         )
 
     def show_range(self, session: Session) -> None:

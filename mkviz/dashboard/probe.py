@@ -10,12 +10,14 @@ import numpy as np
 
 from mkviz.dashboard.units import duration, size
 from mkviz.record import FLAG_BYTES_LAST, NO_WAIT
+from mkviz.slack import rows_by_task, waited_for
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
     from mkviz.store import Snapshot
 
 MAX_ARROWS = 50
+LISTED = 6  # producers of a pinned task that are named
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,12 @@ def find(snapshot: Snapshot, number: int, task: int) -> Hit | None:
     step = snapshot.index_of(number)
     if step < 0:
         return None
-    by_task = rows_of_step(snapshot, step)[1]
+    by_task = rows_by_task(snapshot, step)
     row = int(by_task[task]) if task < len(by_task) else -1
     if row < 0:
         return None
     lane = lane_of(snapshot, step, row)
     return Hit("task", lane, step, row, free_before(snapshot, step, lane, row))
-
-
-def rows_of_step(snapshot: Snapshot, step: int) -> tuple[slice, np.ndarray]:
-    """Rows of a step, and row by task id (-1: not recorded)."""
-    rows = slice(int(snapshot.lane_ptr[step, 0]), int(snapshot.lane_ptr[step, -1]))
-    by_task = np.full(len(snapshot.graph_of(step)), -1, np.int64)
-    by_task[snapshot.task[rows]] = np.arange(rows.start, rows.stop)
-    return rows, by_task
 
 
 def lane_of(snapshot: Snapshot, step: int, row: int) -> int:
@@ -84,7 +78,7 @@ def dependencies(snapshot: Snapshot, step: int, row: int) -> list[tuple[int, int
     """[(row of a producer, counter, is it the one waited for last)], latest publish first, at most MAX_ARROWS."""
     graph = snapshot.graph_of(step)
     task, last = int(snapshot.task[row]), int(snapshot.last_wait[row])
-    _, by_task = rows_of_step(snapshot, step)
+    by_task = rows_by_task(snapshot, step)
     ptr, producers = graph.producers
     found = []
     for index, (counter, _) in enumerate(graph.waits(task)):
@@ -93,15 +87,6 @@ def dependencies(snapshot: Snapshot, step: int, row: int) -> list[tuple[int, int
         rows = rows[np.argsort(-snapshot.publish[rows])][:MAX_ARROWS]
         found += [(int(r), counter, index == last and i == 0) for i, r in enumerate(rows)]
     return sorted(found, key=lambda d: (not d[2], -snapshot.publish[d[0]]))[:MAX_ARROWS]
-
-
-def waited(snapshot: Snapshot, at: Hit) -> tuple[float, str]:
-    """How long the lane waited before the task of a hit (ns), and on what, in words ("" when it did not)."""
-    long = float(snapshot.ready[at.row] - snapshot.origin) - at.free
-    if long <= 0:
-        return 0.0, ""
-    what, culprit = blame(snapshot, at)
-    return long, f"{what} (last raised by {culprit})" if culprit else what
 
 
 def blame(snapshot: Snapshot, at: Hit) -> tuple[str, str]:
@@ -117,6 +102,39 @@ def blame(snapshot: Snapshot, at: Hit) -> tuple[str, str]:
     if final is None:
         return name, ""
     return name, f"{graph.label(int(snapshot.task[final]))} on SM {lane_of(snapshot, at.step, final)}"
+
+
+def wait_facts(snapshot: Snapshot, at: Hit) -> list[tuple[str, str]]:
+    """[(name, value)]: the wait that was exposed, and the slack."""
+    waited = waited_for(snapshot, at.step, at.row, at.free)
+    if not waited.exposed:
+        out = [("exposed wait", "none")]
+        if waited.dependencies:
+            out.append(("slack", f"{duration(waited.spare)}: all it needed was there so long before its lane was free"))
+        return out
+    what, culprit = blame(snapshot, at)
+    on = f"{what} (last raised by {culprit})" if culprit else what
+    late = f", {duration(waited.late)} of it after that publish" if culprit and waited.late else ""
+    out = [("exposed wait", f"{duration(waited.exposed)} on {on}{late}")]
+    if waited.next_slack is not None:
+        out.append(("slack", f"none of the last producer, {duration(waited.next_slack)} of the one before it"))
+    return out
+
+
+def producers(snapshot: Snapshot, at: Hit) -> str:
+    """HTML: the producers that a pinned task needed, last publish first, each with its slack; "" without any."""
+    waited = waited_for(snapshot, at.step, at.row, at.free)
+    if not waited.dependencies:
+        return ""
+    graph, rows = snapshot.graph_of(at.step), ""
+    for i, needed in enumerate(waited.dependencies[:LISTED]):
+        name = f"{graph.label(int(snapshot.task[needed.row]))} on SM {lane_of(snapshot, at.step, needed.row)}"
+        slack = "exposed" if i == 0 and waited.exposed else duration(needed.slack)
+        rows += f"<tr><th>{escape(name)}</th><td>{escape(slack)}</td></tr>"
+    more = len(waited.dependencies) - LISTED
+    rows += f"<tr><th>and {more} earlier ones</th><td></td></tr>" if more > 0 else ""
+    head = "<tr><th>needed, the last publish first</th><td>slack</td></tr>"
+    return f"<table class='grid producers'>{head}{rows}</table>"
 
 
 def next_match(scene: Scene, time: float) -> tuple[int, int] | None:
@@ -147,12 +165,11 @@ def facts(scene: Scene, at: Hit) -> list[tuple[str, str]]:
     graph, task = snapshot.graph_of(at.step), int(snapshot.task[at.row])
     begin, end, ready = (int(c[at.row]) - snapshot.origin for c in (snapshot.begin, snapshot.end, snapshot.ready))
     step_begin = int(snapshot.steps["begin"][at.step]) - snapshot.origin
-    long, on = waited(snapshot, at)
     prefix = {"task": "", "wait": "waiting for ", "idle": "about to begin "}[at.what]
     out = [("", prefix + graph.label(task)), ("SM", f"{at.lane} · step {step}")]
     out.append(("begin", f"{duration(begin - step_begin)} into the step"))
     out.append(("took", duration(end - begin)))
-    out.append(("waited", f"{duration(long)} on {on}" if on else "not at all"))
+    out += wait_facts(snapshot, at)
     gap = begin - max(ready, at.free)
     if gap > 0:
         out.append(("ready to begin", duration(gap)))

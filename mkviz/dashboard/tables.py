@@ -10,7 +10,7 @@ import numpy as np
 from mkviz import lod
 from mkviz.dashboard import probe
 from mkviz.dashboard.units import duration, percent, size
-from mkviz.slack import free_of_step
+from mkviz.slack import free_of_step, waited_for
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
@@ -55,7 +55,8 @@ def ops(scene: Scene, x0: float, x1: float) -> Table:
 
 
 def waits(scene: Scene, x0: float, x1: float) -> Table:
-    """The tasks in the range that their lanes waited for longest, what they waited on and who let them wait."""
+    """The tasks in the range that their lanes waited for longest, what they waited on and who let them wait, how much of the
+    wait was exposed (all of it: a hidden one is slack), and the slack of the producer before the last one."""
     snapshot, found = scene.snapshot, []
     for step in _steps_in(snapshot, x0, x1):
         rows, lane, free = free_of_step(snapshot, int(step))
@@ -66,11 +67,12 @@ def waits(scene: Scene, x0: float, x1: float) -> Table:
                 hit = probe.Hit("task", int(lane[at]), int(step), rows.start + int(at), float(free[at]))
                 found.append((int(long[at]), hit))
     found = sorted(found, key=lambda pair: -pair[0])[:TOP_WAITS]
-    table = Table({"task": "", "waited on": "", "last raised by": "", "how long": "ns"})
+    table = Table({"task": "", "waited on": "", "last raised by": "", "exposed": "ns", "slack before": "ns"})
     for long, hit in found:
         graph, task = snapshot.graph_of(hit.step), int(snapshot.task[hit.row])
         what, culprit = probe.blame(snapshot, hit)
-        table.values.append([f"{graph.label(task)} · SM {hit.lane}", what, culprit or None, long])
+        spare = waited_for(snapshot, hit.step, hit.row, hit.free).next_slack  # at most so much does a faster culprit gain
+        table.values.append([f"{graph.label(task)} · SM {hit.lane}", what, culprit or None, long, spare])
         table.goes_to.append((int(snapshot.steps["step"][hit.step]), task))
     return table
 

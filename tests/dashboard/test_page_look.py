@@ -111,7 +111,7 @@ def test_hover_tells_and_lights_its_token(page):
     text = page.inner_text(".mkviz-tip")
     assert re.search(r"(qkv|attention|o_proj|expert_up|expert_down|lm_head|router)", text)
     assert re.search(r"SM\s+\d+ · step \d+", text) and re.search(r"took\s+[\d.]+ µs", text)
-    assert re.search(r"waited\s+(not at all|[\d.]+ [nµm]s on .+)", text)
+    assert re.search(r"exposed wait\s+(none|[\d.]+ [nµm]s on .+)", text)
     page.mouse.move(5, 5)
     page.locator(".mkviz-tip").wait_for(state="hidden")
 

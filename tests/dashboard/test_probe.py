@@ -30,7 +30,10 @@ def test_a_running_task(scene):
     said = words(scene, 600, 1)
     assert said[""] == "attention · layer 3" and said["SM"] == "1 · step 7"
     assert said["begin"] == "450 ns into the step" and said["took"] == "450 ns"
-    assert said["waited"] == "120 ns on qkv of layer 3 (last raised by qkv · layer 3 · tile 0 on SM 0)"
+    assert said["exposed wait"] == (
+        "120 ns on qkv of layer 3 (last raised by qkv · layer 3 · tile 0 on SM 0), 10 ns of it after that publish"
+    )
+    assert said["slack"] == "none of the last producer, 100 ns of the one before it"  # published at 410 and 310
     assert said["ready to begin"] == "30 ns" and said["read"] == "4.0 KiB · 9.1 GB/s"
 
 
@@ -38,7 +41,7 @@ def test_a_wait_an_idle_gap_and_a_tail(scene):
     assert words(scene, 350, 1)[""] == "waiting for attention · layer 3"
     assert words(scene, 430, 1)[""] == "about to begin attention · layer 3"
     assert words(scene, 950, 0) == {"": "no task left · SM 0", "step": "7"}
-    assert words(scene, 100, 0)["waited"] == "not at all"
+    assert words(scene, 100, 0)["exposed wait"] == "none" and "slack" not in words(scene, 100, 0)
 
 
 def test_nothing_outside(scene):

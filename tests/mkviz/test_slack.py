@@ -47,14 +47,14 @@ def of(snapshot, task):
 
 def test_an_exposed_wait(snapshot):
     waited, found = of(snapshot, 3)
-    assert (waited.free, waited.exposed, waited.hop) == (0, 600, 60)  # published at 540, seen at 600
+    assert (waited.free, waited.exposed, waited.late) == (0, 600, 60)  # published at 540, seen at 600
     assert found == [(1, 540, 0), (0, 320, 220)]  # a published 220 ns before b, which was the last
     assert waited.spare is None and waited.next_slack == 220
 
 
 def test_a_wait_hidden_behind_other_work_is_slack(snapshot):
     waited, found = of(snapshot, 4)
-    assert (waited.free, waited.exposed, waited.hop) == (700, 0, 0)
+    assert (waited.free, waited.exposed, waited.late) == (700, 0, 0)
     assert found == [(1, 540, 160), (0, 320, 380)]  # needed at 700, when the lane was free
     assert waited.spare == 160
 
