@@ -35,11 +35,16 @@ class Schedule:
             if action == "simulate":
                 p.add_argument("--no-prefetch", action="store_true", help="load a task's bytes only when it is its turn")
                 p.add_argument("--barrier-per-op", action="store_true", help="a kernel per op: launch, run, wait for all")
+                p.add_argument(
+                    "--against", metavar="TRACE.mkt", type=Path, help="replay the steps of a trace instead, and say how far off"
+                )
                 p.add_argument("--trace", metavar="OUT.mkt", type=Path, help="write the simulated step as a trace")
             if action == "dump":
                 p.add_argument("--out", type=Path, help="write there instead of stdout")
 
     def run(self, args: argparse.Namespace) -> int:
+        if args.action == "simulate" and args.against:
+            return _against(args.against)
         graph, schedule = step_schedule(args.model, args.sms, args.rows, args.context, args.policy)
         if args.action == "dump":
             return _dump(graph, schedule, args.out)
@@ -147,6 +152,15 @@ def _simulate(graph, schedule, args) -> int:
         writer.step(StepInfo(0, 0, 0, int(result.makespan)), result.events)
         writer.close()
         print(f"trace: {args.trace}")
+    return 0
+
+
+def _against(path: Path) -> int:
+    from mkviz.calibration import replayed
+    from mkviz.trace import Trace
+
+    for graph in replayed(Trace.open(path)):
+        print(graph.to_text())
     return 0
 
 

@@ -54,6 +54,7 @@ def simulate(
     prefetch: bool = True,
     barrier_per_op: bool = False,
     late: np.ndarray | None = None,
+    math: np.ndarray | None = None,
 ) -> Simulated:
     """Simulate one step.
 
@@ -64,9 +65,10 @@ def simulate(
 
     ``late`` bool[T] marks tasks whose bytes can be asked for only when their waits are met and their activations fed, because
     the addresses come from there (routed experts); by default the tasks of the ops that ``graph.meta["late_ops"]`` lists.
+    ``math`` i64[T]: ns of math of each task with all its bytes at hand, 1 at least; by default what the machine says.
 
     Raises :class:`MkvizError` for a graph or schedule that the validator refuses, for more SMs than the machine has, for a
-    ``late`` of another length and for ops that cannot be kernels of their own.
+    ``late`` or ``math`` of another length and for ops that cannot be kernels of their own.
     """
     from mkviz.replay import replay  # numba loads with the first simulation
 
@@ -78,6 +80,11 @@ def simulate(
     late = _late(graph, late) if prefetch else np.ones(len(graph), bool)
     costs, rates = _costs(machine), _rates(machine, schedule.sms)
     tasks, counters, waiters = _arrays(graph, machine, late)
+    if math is not None:
+        if len(math) != len(graph) or np.min(math) < 1:
+            what = f"math has {len(math)} entries, {np.min(math)} ns the least"
+            raise MkvizError(what, f"1 ns or more for each of the {len(graph)} tasks")
+        tasks["math"] = math
     raises = graph.raise_counter.astype(np.int64)
     end = kernels = 0
     for ptr, order, queue in _kernels(graph, schedule) if barrier_per_op else [_whole(schedule)]:

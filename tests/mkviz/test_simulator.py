@@ -53,6 +53,15 @@ def by_task(result):
     return {name: e[name].tolist() for name in e.dtype.names}
 
 
+def test_math_as_measured_instead_of_flops():
+    # As in the worked example, but task 1 takes 75 ns: 30 to 105, publishes at 110, seen at 120; task 2 then takes 5.
+    r = by_task(simulate(join(), JOIN_LISTS, TOY, math=np.array([60, 75, 5])))
+    assert (r["begin"], r["end"]) == ([30, 30, 120], [90, 105, 125])
+    for bad in ([60, 75], [60, 75, 0]):
+        with pytest.raises(MkvizError, match=r"math has \d entries"):
+            simulate(join(), JOIN_LISTS, TOY, math=np.array(bad))
+
+
 def test_worked_example():
     # t=0: both SMs load, 2 bytes/ns each: the first chunks land at 30.  From then on SM 0 loads alone, 3 bytes/ns.
     # Task 1: 30 to 40, publishes at 45.  Task 0: chunk 0 30 to 60; chunk 1 landed at 50, so 60 to 90; publishes at 95.
