@@ -22,8 +22,8 @@ FASTEST = 10  # percentile of an op's times that is taken for a task whose bytes
 
 @dataclass(frozen=True)
 class Replayed:
-    """A graph of a trace.  ``steps`` whole steps of it took ``measured`` ns (median, first ready to last publish).  ``simulated``
-    ns it takes on the machine as it is, ``fitted`` ns on ``machine``, which is fitted to the last of these steps."""
+    """A graph of a trace.  ``steps`` whole steps of it took ``measured`` ns (median, first ready to last publish); it takes
+    ``simulated`` ns on the machine as it is, ``fitted`` ns on ``machine``, which is fitted to the last of these steps."""
 
     graph: str
     steps: int
