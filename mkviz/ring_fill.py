@@ -44,6 +44,8 @@ def ring_fill(snapshot: Snapshot, x0: float, x1: float, cols: int, lanes: range,
     if not len(steps):
         return RingFill(x0, dx, np.full(cols, np.nan), 0)
     rows = slice(int(snapshot.lane_ptr[steps[0], 0]), int(snapshot.lane_ptr[steps[-1], -1]))
+    if not (snapshot.fill[rows].any() or (snapshot.flags[rows] & FLAG_BYTES_LAST).any()):  # most sources have no reading at all
+        return RingFill(x0, dx, np.full(cols, np.nan), 0)
     ptr = snapshot.lane_ptr[steps, lanes.start : lanes.stop + 1] - rows.start
     value = readings(snapshot, rows)
     at = (snapshot.begin[rows] - snapshot.origin).astype(np.float64)

@@ -9,9 +9,19 @@
 // Whether the page follows is decided here, at the first pan, so that a frame already on its way cannot pull the view back.
 
 const THROTTLE = 60
+sparingly()
 const pages = (window.mkviz ??= {})
 const current = (pages[frame.id] ??= setUp())
 current.apply()
+
+// Bokeh writes the style sheet of every renderer whenever a plot is painted, and each next look at a style then restyles the page:
+// sheets that say what they said before are left alone (a notch of the wheel: 87 restyles become 13)
+function sparingly() {
+  const sheet = window.Bokeh.require("core/dom").InlineStyleSheet.prototype, update = sheet._update
+  if (update.sparing) return
+  sheet._update = function (css) { if (css !== this.el.textContent) update.call(this, css) }
+  sheet._update.sparing = true
+}
 
 function setUp() {
   const cell = frame.tags.includes("cell")  // of a notebook: one figure of many, and not the only one who hears keys

@@ -6,8 +6,9 @@ import pytest
 from page_server import Server
 from test_page_live import generate, note, timeline, tokens, wait
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]  # the interpreter may have to be compiled first
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
+COMPILING = 600_000  # ms; the interpreter may have to be compiled first
 PROMPT = "Write a function that reverses a list"
 
 
@@ -21,7 +22,7 @@ def page(open_page):
 def answer(page):
     """A whole answer, and the view that follows its last step."""
     generate(page, PROMPT)
-    note(page, "^done")
+    page.locator(".note", has_text=re.compile("^done")).wait_for(timeout=COMPILING)
     wait(page, "t.state.follow && Math.abs(t.range()[1] - t.state.hi) < 1")
     return page.locator(".turn.assistant").last.text_content()
 
