@@ -5,6 +5,7 @@ Nothing is copied: ``get`` gives views into the mapped safetensors files, in the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import mmap
@@ -20,14 +21,16 @@ from mkviz.errors import MkvizError
 
 _DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
+_SLICE = 1 << 24  # bytes
 _FETCH = "fetch the file again"
 _BUFFERS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Where one stored tensor lies: its file, dtype name, shape, and byte range from the start of the file."""
+    """A stored tensor: its name there, its file, dtype name, shape, and byte range from the start of the file."""
 
+    name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
@@ -44,9 +47,11 @@ class Weights:
     number of their elements.
     """
 
-    def __init__(self, views: dict[str, np.ndarray], sources: dict[str, str], source_bytes: int, parameters: int):
-        self._views, self._sources = views, sources
-        self.source_bytes, self.parameters = source_bytes, parameters
+    def __init__(self, views: dict[str, np.ndarray], sources: dict[str, _Tensor], maps: dict[Path, mmap.mmap]):
+        self._views, self._sources, self._maps = views, sources, maps
+        used = {t.name: t for t in sources.values()}.values()  # parts of a fused tensor share it
+        self.source_bytes = sum(t.end - t.begin for t in used)
+        self.parameters = sum(math.prod(t.shape) for t in used)
 
     @classmethod
     def open(cls, directory: str | Path, config: ModelConfig) -> Weights:
@@ -58,16 +63,14 @@ class Weights:
         tensors, listing = _read_directory(Path(directory))
         plan = _plan(config, tensors)
         _check(tensors, plan, listing, config)
-        maps: dict[Path, np.ndarray] = {}
+        maps: dict[Path, mmap.mmap] = {}
         views: dict[str, np.ndarray] = {}
         for name, part in plan.items():
             views[name] = _view(maps, tensors[part.source])[part.index]
         if config.tied:
             views["head"] = views["embed"]
             _check_head(maps, tensors)
-        sources = {name: f"{tensors[part.source].file}: tensor {part.source}" for name, part in plan.items()}
-        used = [tensors[name] for name in {part.source for part in plan.values()}]
-        return cls(views, sources, sum(t.end - t.begin for t in used), sum(math.prod(t.shape) for t in used))
+        return cls(views, {name: tensors[part.source] for name, part in plan.items()}, maps)
 
     def get(self, name: str) -> np.ndarray:
         """The tensor as a read-only view of the file; float32, float16 or ``ml_dtypes.bfloat16``."""
@@ -78,10 +81,27 @@ class Weights:
         hold, which would be rounded in silence.  float32 and float16 files pass when all their values are bf16 numbers."""
         for name, view in self._views.items():
             if view.ndim == 2 and view.dtype != _DTYPES["BF16"] and not _holds_bf16(view):
+                source = self._sources[name]
                 raise MkvizError(
-                    f"{self._sources[name]} is {view.dtype.name} and has values that bfloat16 rounds",
+                    f"{source.file}: tensor {source.name} is {view.dtype.name} and has values that bfloat16 rounds",
                     "a checkpoint converted to bfloat16, or the cpu backend in fp32 mode, which takes this one as it is",
                 )
+
+    def release(self) -> None:
+        """Give back the memory of mapped pages; what is read again comes from the files again."""
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this checkpoint from any other, by sizes and times of its files and the place of every tensor in them."""
+        digest = hashlib.sha256()
+        for file in sorted(self._maps):
+            about = file.stat()
+            digest.update(repr((file.name, about.st_size, about.st_mtime_ns)).encode())
+        for name, t in self._sources.items():
+            digest.update(repr((name, t.name, t.file.name, t.dtype, t.shape, t.begin)).encode())
+        return digest.hexdigest()
 
     def __contains__(self, name: str) -> bool:
         return name in self._views
@@ -187,17 +207,22 @@ def _check(tensors: dict[str, _Tensor], plan: dict[str, _Part], listing: Path, c
             )
 
 
-def _check_head(maps: dict[Path, np.ndarray], tensors: dict[str, _Tensor]) -> None:
+def _check_head(maps: dict[Path, mmap.mmap], tensors: dict[str, _Tensor]) -> None:
     """A stored head beside tied embeddings must be the embedding itself."""
     embed, head = tensors["model.embed_tokens.weight"], tensors.get("lm_head.weight")
     if head is None:
         return
     same = head.shape == embed.shape and head.dtype == embed.dtype
-    if not same or not np.array_equal(_bytes(maps, head), _bytes(maps, embed)):
+    if not same or not _equal(_bytes(maps, head), _bytes(maps, embed)):
         raise MkvizError(
             f"{head.file}: lm_head.weight differs from model.embed_tokens.weight",
             "tie_word_embeddings false in config.json",
         )
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Compared in slices, because NumPy compares into an array as long as they are."""
+    return all(np.array_equal(a[at : at + _SLICE], b[at : at + _SLICE]) for at in range(0, len(a), _SLICE))
 
 
 def _holds_bf16(matrix: np.ndarray) -> bool:
@@ -205,14 +230,14 @@ def _holds_bf16(matrix: np.ndarray) -> bool:
     return all(np.array_equal(row.astype(_DTYPES["BF16"]).astype(row.dtype), row, equal_nan=True) for row in matrix)
 
 
-def _bytes(maps: dict[Path, np.ndarray], tensor: _Tensor) -> np.ndarray:
+def _bytes(maps: dict[Path, mmap.mmap], tensor: _Tensor) -> np.ndarray:
     if tensor.file not in maps:
         with open(tensor.file, "rb") as file:
-            maps[tensor.file] = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    return maps[tensor.file][tensor.begin : tensor.end]
+            maps[tensor.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(maps[tensor.file], np.uint8, tensor.end - tensor.begin, tensor.begin)
 
 
-def _view(maps: dict[Path, np.ndarray], tensor: _Tensor) -> np.ndarray:
+def _view(maps: dict[Path, mmap.mmap], tensor: _Tensor) -> np.ndarray:
     view = _bytes(maps, tensor).view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
     return view if view.flags.aligned else view.copy()  # writers pad the header to 8 bytes; a file may still do without
 
@@ -277,7 +302,7 @@ def _read_header(file: Path) -> dict[str, _Tensor]:
             raise corrupt(f"tensor {name}: malformed header entry")
         if dtype in _DTYPES and end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
             raise corrupt(f"tensor {name}: {end - begin} bytes for shape {shape} of {dtype}")
-        tensors[name] = _Tensor(file, dtype, shape, start + begin, start + end)
+        tensors[name] = _Tensor(name, file, dtype, shape, start + begin, start + end)
     at = start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.end > size:

@@ -12,6 +12,7 @@ import numpy as np
 from engine.checkpoint import Weights
 from engine.config import ModelConfig, load_config
 from engine.kv import PagePool
+from engine.memory_plan import free_host_memory
 from engine.models import resolve_model
 from engine.pick import logprobs, pick
 from engine.plan import StepPlan, StepResult
@@ -63,6 +64,8 @@ class Engine:
             raise MkvizError(f"batch: {batch}", f"1 to {kind.max_rows} requests, a row each in a step")
         if pages is None:
             pages = self._default_pages(kind.page_bytes(self.config))
+            if backend == "cpu":
+                pages = max(1, min(pages, free_host_memory() // 2 // kind.page_bytes(self.config)))
         self.backend = kind(self.config, Weights.open(directory, self.config), pages=pages, trace=trace, **options)
         self.pool = PagePool(pages)
         self.lossless = lossless

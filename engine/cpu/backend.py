@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -15,9 +16,10 @@ from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cpu import attention, math, ops, routing
 from engine.cpu.binding import Binding, Scratch
-from engine.cpu.params import load_params
+from engine.cpu.params import binding_sizes, load_params, widened_bytes
 from engine.cpu.words import pack
 from engine.cpu.worker import NOTHING, SM_WORDS, StepCall, Table, play
+from engine.memory_plan import MemoryPlan, free_host_memory
 from engine.plan import StepPlan, StepResult
 from engine.tiling import PAGE, ROW_BUCKETS, SPLIT, Tiling
 from mkviz.errors import MkvizError
@@ -74,8 +76,15 @@ class CpuBackend:
         self.graphs: dict[int, tuple[Graph, Schedule]] = {}
         self.serial = 0  # steps run; the number of the next step
         self._tables: dict[StepShape, BoundTable] = {}
+        shapes = self._shapes(pages)
+        sizes = {name: prod(shape) * np.dtype(dtype).itemsize for name, (dtype, shape) in shapes.items()}
+        need = {"widened weights": widened_bytes(config, weights), "KV pages": sizes.pop("kv")}
+        need["activations"] = sum(sizes.values())
+        MemoryPlan("host memory", need, free_host_memory(), weights.source_bytes).enter("fewer pages, or a smaller model")
         self._params = load_params(config, weights, mode)
-        self._arrays = self._params.arrays | self._allocate(pages)
+        # zero pages of the OS: memory is taken when touched
+        self._arrays = self._params.arrays | {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
+        self._arrays["route_expert"] -= 1
         self._binding = pack(Binding, **self._sizes(pages), **self._arrays)
         self._inv_freq, self._rope_scale = config.inv_freq(), np.float32(config.rope_scale)
         self._scratch = [self._make_scratch() for _ in range(self.workers)]
@@ -112,16 +121,17 @@ class CpuBackend:
             "norm_rows": ops.norm.address, "route": routing.route.address,
         }  # fmt: skip
 
-    def _allocate(self, pages: int) -> dict[str, np.ndarray]:
-        c, s, rows = self.config, self._params.sizes, MAX_ROWS
+    def _shapes(self, pages: int) -> dict[str, tuple[type, tuple[int, ...]]]:
+        """Name -> dtype and shape of all that steps work in."""
+        c, s, rows = self.config, binding_sizes(self.config, self.mode), MAX_ROWS
         splits = StepShape.covering(1, c.max_positions).splits
         tiles = -(-c.vocab // self.tiling.lm_head)
 
         def f32(*shape):
-            return np.zeros(shape, np.float32)  # zero pages of the OS: memory is taken when touched
+            return np.float32, shape
 
         def i32(*shape):
-            return np.zeros(shape, np.int32)
+            return np.int32, shape
 
         return {
             "count": i32(1), "token": i32(rows), "position": i32(rows), "sequence": i32(rows), "wants": i32(rows),
@@ -133,7 +143,7 @@ class CpuBackend:
             "attention": f32(rows, c.heads * c.head_dim), "router": f32(rows, s["experts"]),
             "expert_hidden": f32(rows * s["top_k"], s["expert_width"]), "dense_hidden": f32(rows, s["dense_width"]),
             "shared_hidden": f32(rows, max(1, c.shared_width)), "logits": f32(rows, c.vocab), "tile_max": f32(rows, tiles),
-            "tile_arg": i32(rows, tiles), "greedy": i32(rows), "route_expert": i32(len(c.layers), s["experts"]) - 1,
+            "tile_arg": i32(rows, tiles), "greedy": i32(rows), "route_expert": i32(len(c.layers), s["experts"]),
             "route_rows": i32(len(c.layers), s["experts"]),
         }  # fmt: skip
 

@@ -13,6 +13,7 @@ from engine.cpu.math import BF16, F32
 from engine.cpu.routing import ROUTERS
 
 _PARTS = ("gate", "up", "down")
+_BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass
@@ -31,27 +32,43 @@ class Params:
 def load_params(config: ModelConfig, weights: Weights, mode: str) -> Params:
     if mode == "bf16":
         weights.require_bf16()
-    names = _matrix_names(config)
-    dtypes = {weights.get(n).dtype for n in names}
-    bf16 = np.dtype(ml_dtypes.bfloat16)
-    kind = BF16 if dtypes == {bf16} else F32
-    stored = bf16 if kind == BF16 else np.dtype(np.float32)
-    matrices, widened = {}, 0
-    for n in names:
-        a = weights.get(n)
-        if a.dtype != stored or not a.flags.c_contiguous or a.ctypes.data % a.itemsize:
-            a = np.array(a, stored, order="C")
-            widened += a.nbytes
-        matrices[n] = a
-    sizes = _sizes(config, mode) | {"kind": kind, "embed": _address(matrices, "embed"), "head": _address(matrices, "head")}
-    return Params(sizes, _vectors(config, weights, sizes["ffn_width"]) | _tables(config, matrices), matrices, widened)
+    matrices = {name: weights.get(name) for name in _matrix_names(config)}
+    stored = _stored(matrices)
+    for name in _unreadable(matrices, stored):
+        matrices[name] = np.array(matrices[name], stored, order="C")
+    kind = BF16 if stored == _BF16 else F32
+    sizes = binding_sizes(config, mode) | {
+        "kind": kind,
+        "embed": _address(matrices, "embed"),
+        "head": _address(matrices, "head"),
+    }
+    arrays = _vectors(config, weights, sizes["ffn_width"]) | _tables(config, matrices)
+    return Params(sizes, arrays, matrices, widened_bytes(config, weights))
+
+
+def widened_bytes(config: ModelConfig, weights: Weights) -> int:
+    """Bytes that :func:`load_params` will copy, without copying any."""
+    matrices = {name: weights.get(name) for name in _matrix_names(config)}
+    stored = _stored(matrices)
+    return sum(matrices[name].size * stored.itemsize for name in _unreadable(matrices, stored))
+
+
+def _stored(matrices: dict[str, np.ndarray]) -> np.dtype:
+    """bf16 where all matrices are, else f32: the kernels read one dtype."""
+    return _BF16 if {a.dtype for a in matrices.values()} == {_BF16} else np.dtype(np.float32)
+
+
+def _unreadable(matrices: dict[str, np.ndarray], stored: np.dtype) -> list[str]:
+    """Names of the matrices that cannot be read in place."""
+    return [n for n, a in matrices.items() if a.dtype != stored or not a.flags.c_contiguous or a.ctypes.data % a.itemsize]
 
 
 def _address(matrices: dict[str, np.ndarray], name: str) -> int:
     return matrices[name].ctypes.data if name in matrices else 0
 
 
-def _sizes(config: ModelConfig, mode: str) -> dict[str, int]:
+def binding_sizes(config: ModelConfig, mode: str) -> dict[str, int]:
+    """Sizes and switches of the binding that follow from the config."""
     widths = {kind: {s.width for s in config.layers if s.mlp == kind} for kind in ("moe", "dense")}
     assert all(len(w) <= 1 for w in widths.values()), "the families have one width per kind of FFN"
     expert_width, dense_width = (max(widths[kind], default=1) for kind in ("moe", "dense"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config import ModelConfig
+from engine.cuda.pack_pieces import pieces
 from engine.cuda.weights import PackedWeights
 
 SLICE = 1 << 26  # elements drawn at a time
@@ -27,22 +28,10 @@ class RandomWeights(PackedWeights):
 
     def _pack(self, weights) -> None:
         c, xp = self.config, self.xp
-        h = c.hidden
-        self.matrices["head"] = self._draw(-(-c.vocab // 16) * 16 * h)
-        self.matrices["embed"] = self.matrices["head"] if c.tied else self._draw(-(-c.vocab // 16) * 16 * h)
-        self.vectors["norm"] = xp.ones(h, xp.float32)
-        for i, spec in enumerate(c.layers):
-            at = f"layers.{i}."
-            self.vectors[at + "norm"] = xp.ones(h, xp.float32)
-            if not c.parallel:
-                self.vectors[at + "norm2"] = xp.ones(h, xp.float32)
-            self.matrices[at + "qkv"] = self._draw((c.heads + 2 * c.kv_heads) * c.head_dim * h)
-            self.matrices[at + "o"] = self._draw(h * c.heads * c.head_dim)
-            n = c.experts if spec.mlp == "moe" else 1
-            if spec.mlp == "moe":
-                self.matrices[at + "router"] = self._draw(-(-c.experts // 16) * 16 * h)
-            self.matrices[at + "up"] = self._draw(n * 2 * spec.width * h)
-            self.matrices[at + "down"] = self._draw(n * spec.width * h)
-            if spec.mlp == "moe" and c.shared_width:
-                self.matrices[at + "shared_up"] = self._draw(2 * c.shared_width * h)
-                self.matrices[at + "shared_down"] = self._draw(c.shared_width * h)
+        for piece in pieces(c):
+            self.matrices[piece.name] = self._draw(piece.elements)
+        self.matrices.setdefault("embed", self.matrices["head"])
+        self.vectors["norm"] = xp.ones(c.hidden, xp.float32)
+        for i in range(len(c.layers)):
+            for norm in ("norm",) if c.parallel else ("norm", "norm2"):
+                self.vectors[f"layers.{i}.{norm}"] = xp.ones(c.hidden, xp.float32)

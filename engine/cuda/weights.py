@@ -10,14 +10,10 @@ import numpy as np
 from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cuda.abi import FRAGMENT
-from engine.cuda.pack import fragments, gate_up, pair_rows
+from engine.cuda.pack_cache import PackCache
+from engine.cuda.pack_pieces import pieces
+from engine.progress import Progress
 from mkviz.errors import MkvizError
-
-_PARTS = ("gate", "up", "down")
-
-
-def _padded(rows: int) -> int:
-    return -(-rows // 16) * 16
 
 
 def check_supported(config: ModelConfig) -> None:
@@ -41,7 +37,7 @@ def check_supported(config: ModelConfig) -> None:
 
 
 class PackedWeights:
-    """Packs a checkpoint matrix by matrix onto the device.
+    """Packs a checkpoint piece by piece onto the device, or reads the pieces that a :class:`PackCache` has.
 
     ``matrices``: name -> u16 device array; experts of a layer lie in one array, ``stride`` bytes apart.  ``vectors``: f32
     device arrays.  ``nbytes`` of all.  ``xp`` is cupy; numpy serves the tests, which then look at the same arrays.
@@ -58,52 +54,30 @@ class PackedWeights:
     @staticmethod
     def bytes_needed(config: ModelConfig) -> int:
         """Bytes of the packed matrices (16-row blocks, bf16), without packing anything."""
-        h, d = config.hidden, config.head_dim
-        rows = (config.heads + 2 * config.kv_heads) * d
-        total = _padded(config.vocab) * h * (1 if config.tied else 2)
-        for s in config.layers:
-            total += rows * h + h * config.heads * d
-            if s.mlp == "dense":
-                total += 3 * s.width * h
-            else:
-                total += _padded(config.experts) * h + 3 * config.experts * s.width * h + 3 * config.shared_width * h
-        return 2 * total
+        return sum(piece.nbytes for piece in pieces(config))
 
     @property
     def nbytes(self) -> int:
         return sum({id(a): a.nbytes for a in [*self.matrices.values(), *self.vectors.values()]}.values())  # head may be embed
 
     def _pack(self, weights: Weights) -> None:
-        c, xp = self.config, self.xp
+        xp, cache = self.xp, PackCache.of_environment(self.config, weights)
 
         def bits(name: str):
             """The matrix as bf16 bits on the device (exact: other dtypes have passed ``require_bf16``)."""
-            return xp.asarray(np.ascontiguousarray(weights.get(name).astype(ml_dtypes.bfloat16)).view(np.uint16))
+            return xp.asarray(np.ascontiguousarray(weights.get(name).astype(ml_dtypes.bfloat16, copy=False)).view(np.uint16))
 
-        self.matrices["head"] = fragments(bits("head"), xp)
-        self.matrices["embed"] = self.matrices["head"] if c.tied else fragments(bits("embed"), xp)
-        units = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
-        for i, spec in enumerate(c.layers):
-            at = f"layers.{i}."
-            blocks = [bits(at + m)[pair_rows(n, c.head_dim, c.rope_style == "interleaved", xp)] for m, n in units.items()]
-            self.matrices[at + "qkv"] = fragments(xp.concatenate(blocks), xp)
-            self.matrices[at + "o"] = fragments(bits(at + "o"), xp)
-            if spec.mlp == "dense":
-                self.matrices[at + "up"] = fragments(gate_up(bits(at + "gate"), bits(at + "up"), xp), xp)
-                self.matrices[at + "down"] = fragments(bits(at + "down"), xp)
-                continue
-            self.matrices[at + "router"] = fragments(bits(at + "router"), xp)
-            for part, block in (("up", 2 * spec.width * c.hidden), ("down", spec.width * c.hidden)):
-                out = xp.empty(c.experts * block, np.uint16)
-                for e in range(c.experts):
-                    gate, up, down = (f"{at}experts.{e}.{m}" for m in _PARTS)
-                    w = gate_up(bits(gate), bits(up), xp) if part == "up" else bits(down)
-                    out[e * block : (e + 1) * block] = fragments(w, xp)
-                self.matrices[at + part] = out
-            if c.shared_width:
-                gate, up, down = (f"{at}shared.{m}" for m in _PARTS)
-                self.matrices[at + "shared_up"] = fragments(gate_up(bits(gate), bits(up), xp), xp)
-                self.matrices[at + "shared_down"] = fragments(bits(down), xp)
+        progress = Progress("packing weights", self.bytes_needed(self.config))
+        for piece in pieces(self.config):
+            packed = cache.load(piece, xp) if cache else None
+            if packed is None:
+                packed = piece.pack(bits, xp)
+                if cache:
+                    cache.save(piece, packed)
+            self.matrices[piece.name] = packed
+            weights.release()
+            progress.add(piece.nbytes)
+        self.matrices.setdefault("embed", self.matrices["head"])
         self._vectors(weights)
 
     def _vectors(self, weights: Weights) -> None:

@@ -1,0 +1,78 @@
+"""A checkpoint with all names and shapes of North Mini Code opens: what it is, what it costs to open, what is told first."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sparse import write_north_mini
+
+import engine
+from engine.chat import render_chat
+from engine.checkpoint import Weights
+from engine.config import LayerSpec, load_config
+from engine.cuda.weights import PackedWeights
+from engine.model_get import describe
+from engine.tokenizer import Tokenizer
+
+PARAMETERS = 30_484_303_872  # embedding 262,144 · 2048, 50 norms of 2048, 49 attentions of 2 · 2048 · (4096 + 512), a dense
+# FFN of 3 · 2048 · 3072, 48 routers of 128 · 2048 and experts of 128 · 3 · 2048 · 768
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("north-mini")
+    return directory, write_north_mini(directory)
+
+
+def test_the_release_layout_opens(model):
+    directory, shapes = model
+    on_disk = sum(file.stat().st_blocks * 512 for file in directory.iterdir())
+    assert on_disk < 20e6 < 60e9 < sum(file.stat().st_size for file in directory.iterdir())
+    config = load_config(directory)
+    assert config.layers[0] == LayerSpec("full", True, "dense", 3072)
+    assert config.layers[1] == LayerSpec("sliding", True, "moe", 768)
+    assert config.layers[48] == LayerSpec("full", False, "moe", 768)
+    assert sum(layer.attention == "full" for layer in config.layers) == 13
+    assert (config.norm, config.router, config.renormalise, config.tied) == ("rms", "sigmoid", False, True)
+    assert (config.eos, config.max_positions, config.experts, config.top_k) == ((255_001,), 500_000, 128, 8)
+    weights = Weights.open(directory, config)
+    assert len(shapes) == 1 + 1 + 49 * 5 + 3 + 48 * (1 + 128 * 3)
+    assert weights.parameters == PARAMETERS
+    assert weights.get("layers.48.experts.127.up").shape == (768, 2048)
+    assert PackedWeights.bytes_needed(config) == 2 * (PARAMETERS - 50 * 2048)  # all but the norms, and no padding
+    tokenizer = Tokenizer.open(directory, config.vocab)
+    assert render_chat(tokenizer, [{"role": "user", "content": "Hi"}]) == "<|user|>Hi<|bot|>"
+
+
+def test_model_info(model, capsys):
+    describe(model[0])
+    said = capsys.readouterr().out
+    assert "30,484,303,872, 3,305,213,952 for one token" in said and "60,968,607,744 bytes, bfloat16" in said
+
+
+OPEN = """
+import sys
+from engine.checkpoint import Weights
+from engine.config import load_config
+from engine.cpu.backend import CpuBackend
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+before = peak()
+config = load_config(sys.argv[1])
+backend = CpuBackend(config, Weights.open(sys.argv[1], config), pages=8, trace=False)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of resident memory is read from Linux's /proc")
+def test_opening_takes_little_memory_and_says_what_it_will_take(model):
+    """61 GB of weights: mapped, not read.  KV pages of 49 layers x 2 x 4 heads x 64 tokens x 128 x 4 bytes, 8 of them."""
+    root = Path(engine.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", OPEN, str(model[0])], capture_output=True, text=True, cwd=root, timeout=300)
+    assert done.returncode == 0, done.stderr
+    print(f"peak {done.stdout.strip()} KiB over that of the imports")
+    assert int(done.stdout) * 1024 < 200e6
+    plan = done.stderr.strip().splitlines()[-1]
+    assert plan.startswith("host memory: ") and plan.endswith("; weights 60.97 GB mapped from their files")
+    assert "KV pages 0.10 GB, activations " in plan
