@@ -11,14 +11,15 @@ from mkviz.dashboard.units import duration
 if TYPE_CHECKING:
     from mkviz.progress import CounterState, Progress
 
-SHOWN = 12
+SHOWN, AWAITED = 10, 3
 
 
 def chosen(states: list[CounterState]) -> list[CounterState]:
-    """At most SHOWN: those not met yet as they come in, then those that were met last."""
-    open_ones = [s for s in states if not s.met][:SHOWN]
+    """At most SHOWN: those that are filling up, those not raised yet that most SMs wait for, then those that were met last."""
+    filling = [s for s in states if s.value and not s.met][:SHOWN]
+    awaited = sorted((s for s in states if not s.value and not s.met), key=lambda s: -s.waiting)[:AWAITED]
     met = sorted((s for s in states if s.met), key=lambda s: -s.last)
-    return open_ones + met[: SHOWN - len(open_ones)]
+    return (filling + awaited + met)[:SHOWN]
 
 
 def html(progress: Progress, time: float, number: int, lanes: range) -> str:
@@ -27,7 +28,7 @@ def html(progress: Progress, time: float, number: int, lanes: range) -> str:
     tasks = progress.rows.stop - progress.rows.start
     head = (
         f"<h3>Step {number}: {duration(time - progress.begin)} of {duration(progress.end - progress.begin)}</h3>"
-        f"<p>{moment.ended} of {tasks} tasks ended, {moment.running} running · {moment.waiting} SMs wait</p>"
+        f"<p>{moment.ended} of {tasks} tasks ended, {moment.running} running · {_sms(moment.waiting)}</p>"
     )
     happened = [f"{word} of {_name(progress, row)}" for word, row in progress.events_at(time, lanes)]
     if happened:
@@ -37,7 +38,7 @@ def html(progress: Progress, time: float, number: int, lanes: range) -> str:
     for state in chosen(moment.counters):
         share = min(1.0, (state.value + state.untold) / state.target) if state.target else 1.0
         by = f"last raised by {_name(progress, state.row)}" if state.row >= 0 else "not raised yet"
-        marks = [f"{state.waiting} SMs wait for it"] if state.waiting else []
+        marks = [_sms(state.waiting) + " for it"] if state.waiting else []
         value = f"{state.value} of {state.target}" + (f", {state.untold} unrecorded" if state.untold else "")
         rows += (
             f"<div class='counter{' met' if state.met else ''}' data-counter='{escape(graph.counters[state.counter])}'>"
@@ -50,6 +51,10 @@ def html(progress: Progress, time: float, number: int, lanes: range) -> str:
         notes.append("unrecorded raises are of slots without work, or of lost records")
     foot = f"<p>{' · '.join(notes)}</p>" if notes else ""
     return f"<div class='card played'>{head}{rows or '<p>no counter has been raised yet</p>'}{foot}</div>"
+
+
+def _sms(waiting: int) -> str:
+    return f"{waiting} SM waits" if waiting == 1 else f"{waiting} SMs wait"
 
 
 def _name(progress: Progress, row: int) -> str:

@@ -110,7 +110,7 @@ def wait_facts(snapshot: Snapshot, at: Hit) -> list[tuple[str, str]]:
     if not waited.exposed:
         out = [("exposed wait", "none")]
         if waited.dependencies:
-            out.append(("slack", f"{duration(waited.spare)}: all it needed was there so long before its lane was free"))
+            out.append(("slack", f"all it needed was there {duration(waited.spare)} before its lane was free"))
         return out
     what, culprit = blame(snapshot, at)
     on = f"{what} (last raised by {culprit})" if culprit else what

@@ -171,11 +171,15 @@ class Timeline:
         fig.tags = [self.view, self.ack, self.command, self.tip, self.frame]
         return fig
 
-    def in_cell(self) -> None:
-        """For a notebook, where the first frame is part of the document and others may be beside it: open the channel when the
-        figure is laid out, leave those of other figures open, and hear keys only while the pointer is on the figure."""
-        self.frame.tags = ["cell"]
-        self.root.js_on_change("inner_width", self._open)
+    def in_cell(self, plot) -> None:
+        """For a notebook, where the first frame is part of the document and others may be beside it: open the channel of
+        ``plot`` (this figure, or another on the same axis) when that is laid out, leave those of other figures open, hear keys
+        only while the pointer is on it, and bring the page's style along."""
+        self.frame.tags = ["cell", asset("page.css")]
+        self._open.args = {**self._open.args, "plot": plot, "band": self.band}
+        if plot is not self.root:
+            plot.tags, self.root.tags = [*plot.tags, *self.root.tags], []
+        plot.js_on_change("inner_width", self._open)
 
     # what is shown
 
@@ -281,7 +285,7 @@ class Timeline:
         """By height: the SM's number on its math, and the other roles' names where there is room."""
         every = next((n for n in (1, 2, 4, 8, 12, 16, 32, 64) if n * px >= 15), 128)
         shown = [lane for lane in self._lanes if (lane - self._lanes.start) % every == 0]
-        if not self._roles or px < READABLE * len(ROLES) * 0.8:
+        if not self._roles or px < READABLE * len(ROLES) * 0.9:
             middle = 0.0 if not self._roles else 0.125  # of the SM, which is between two sub-lanes
             return {float(self.y_of(lane) + middle): f"SM {lane}" for lane in shown}
         return {

@@ -1,5 +1,6 @@
 """The player on a step worked by hand (two_lanes): where the playhead is, keys, events, the address."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -67,7 +68,7 @@ def test_event_by_event_with_the_counter_filling_up(session):
     assert "2 of 2" in words(session) and "last raised by qkv · layer 3 · tile 0 on SM 0" in words(session)
     assert "publish of qkv · layer 3 · tile 0 on SM 0" in words(session)
     session._key("arrowleft")
-    assert player.now == 400 and "1 of 2" in words(session) and "1 SMs wait for it" in words(session)
+    assert player.now == 400 and "1 of 2" in words(session) and "1 SM waits for it" in words(session)
     assert "1 of 2" in words(session) and "tile 1 on SM 1" in words(session)
 
 
@@ -136,4 +137,7 @@ def test_which_counters_are_listed(monkeypatch):
         return CounterState(counter, value, 4, 0, 0, 0.0, last, 0)
 
     states = [state(0, 4, 10), state(1, 2, 90), state(2, 4, 30), state(3, 4, 20), state(4, 1, 5)]
-    assert [s.counter for s in counters.chosen(states)] == [1, 4, 2]  # those not met, then the one met last
+    assert [s.counter for s in counters.chosen(states)] == [1, 4, 2]  # those that fill up, then the one met last
+    unraised = [replace(state(5, 0, 0), waiting=1), replace(state(6, 0, 0), waiting=9)]
+    monkeypatch.setattr(counters, "AWAITED", 1)
+    assert [s.counter for s in counters.chosen([*states, *unraised])] == [1, 4, 6]  # before those met
