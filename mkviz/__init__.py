@@ -4,8 +4,11 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-
-_LAZY = {"export": "mkviz.exports", "timeline": "mkviz.dashboard.cell"}
+_LAZY = {
+    "export": "mkviz.exports",
+    "live": "mkviz.dashboard.cell_live",
+    **dict.fromkeys(("timeline", "occupancy", "waits", "tails", "bandwidth"), "mkviz.dashboard.cell_views"),
+}
 
 
 def __getattr__(name: str):

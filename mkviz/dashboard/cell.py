@@ -1,48 +1,80 @@
-"""Cell: the timeline as an object that shows itself in a notebook, without a server and without a network."""
+"""Cell: a view as the value of a notebook's cell, without a server and without a network; it is a figure of the served page."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import panel as pn
+from panel.viewable import Viewer
 
 from mkviz.dashboard.hub import Hub
 from mkviz.dashboard.panels import Panels
 from mkviz.dashboard.session import Session
-from mkviz.protocols import Source
-from mkviz.store import store_of_trace
 
 if TYPE_CHECKING:
-    from mkviz.trace import Trace
+    from bokeh.plotting import figure
 
-BORDERS = 40  # px of the figure's height that its title and time axis take
+SAME = 1e-6  # of a range: what two views of it may differ by
 
 
-def timeline(of: Trace | Source | str | Path, height: int = 420) -> pn.Column:
-    """The timeline of all SMs: of a trace, of the trace at a path, or of what a source holds now.
+class CellSession(Session):
+    """A session whose colours are those of the notebook's theme, which the browser tells."""
 
-    As the value of a notebook's cell it is the figure of the served page, with its wheel, drag, hover, clicks and keys (while
-    the pointer is on it); ``height`` is in px.  New zooms need the kernel that made it; without one its first view stays.
-    Raises MkvizError for a path that is no readable trace.
+    def commanded(self, data: dict) -> None:
+        if data["name"][0] == "theme":
+            dark = data["text"][0] == "dark"
+            if dark != self.look.dark:
+                self.panels.restyle(dark, self.source.kind)
+                self.set_look(dark=dark)
+        else:
+            super().commanded(data)
+
+
+class Cell(Viewer):
+    """Shows itself as the value of a cell.  Subclasses set ``figure``, the one that the pointer moves over, and ``layout``.
+
+    New zooms need the kernel that made it; without one its first view stays.  Views that are ``kin`` show the same range.
     """
-    source = of if isinstance(of, Source) else store_of_trace(of)
-    if not pn.extension._loaded:
-        pn.extension(inline=True)
-    hub, panels = Hub(openers={}), Panels()
-    hub.add_source(source.label, source)
-    session = Session(hub, panels)
-    session.height = height - BORDERS
-    panels.connect(session)
-    panels.timeline.in_cell()
-    panels.timeline.root.update(sizing_mode="stretch_width", height=height)
-    panels.restyle(False, source.kind)
-    panels.playhead.over([panels.timeline.root])
-    session.choose(source.label)
-    view = pn.Column(
-        pn.pane.Bokeh(panels.timeline.root, sizing_mode="stretch_width", margin=0),
-        panels.legend, panels.playhead.counters, panels.details, panels.table, sizing_mode="stretch_width",
-    )  # fmt: skip
-    for channel in (panels.timeline.view, panels.timeline.command):
-        channel.on_change("data", lambda attr, old, new: pn.io.push_notebook(view))  # after what the session made of it
-    return view
+
+    figure: figure
+    layout: pn.layout.ListPanel
+    session_type = CellSession
+
+    def __init__(self, hub: Hub, **params):
+        if not pn.extension._loaded:
+            pn.extension(inline=True)
+        super().__init__(**params)
+        self.hub, self.panels, self.kin = hub, Panels(), [self]
+        self.session = self.session_type(hub, self.panels)
+        self.panels.connect(self.session)
+
+    def __panel__(self):
+        return self.layout
+
+    def push(self) -> None:
+        """Raw Bokeh models reach a notebook only so."""
+        pn.io.push_notebook(self.layout)
+
+    def _open(self, height: float) -> None:
+        """To be called once figure and layout are there; ``height`` is that of the figure's inside, in px."""
+        self.session.height = height
+        self.panels.timeline.in_cell(self.figure)
+        timeline = self.panels.timeline
+        timeline.view.on_change("data", lambda attr, old, new: self._moved())  # after what the session made of it
+        timeline.command.on_change("data", lambda attr, old, new: self._moved())
+
+    def _moved(self) -> None:
+        self.push()
+        for other in self.kin:
+            if other is not self and not self.session.follow:
+                other.show(self.session.x0, self.session.x1)
+
+    def show(self, x0: float, x1: float) -> None:
+        """Show [x0, x1) ns since the source's origin."""
+        session, slack = self.session, SAME * (x1 - x0)
+        if abs(session.x0 - x0) <= slack and abs(session.x1 - x1) <= slack:
+            return
+        session.placed = True
+        session.go(x0, x1)
+        session.send()
+        self.push()

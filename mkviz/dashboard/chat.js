@@ -111,4 +111,5 @@ export function render({model, el}) {
   })
   recall()
   update()
+  model.send_msg({type: "shown"})  // what is sent to it from now on arrives
 }

@@ -101,11 +101,11 @@ class ExportMenu(JSComponent):
         if snapshot is None or not len(snapshot.steps):
             raise MkvizError("there are no steps to export yet", "generate some, or open a trace")
         x0, x1 = session.range or (session.x0, session.x1)
-        lo, hi = snapshot.extent
-        excerpt = Excerpt(snapshot, max(x0, lo), min(x1, hi), session.source.label, session.source.kind, session.look)
-        if not len(excerpt.steps):
+        begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
+        if not ((begin < x1) & (end > x0)).any():
             raise MkvizError("no step lies in the view", "move to one first")
-        return excerpt
+        lo, hi = snapshot.extent
+        return Excerpt(snapshot, max(x0, lo), min(x1, hi), session.source.label, session.source.kind, session.look)
 
     def _tell_range(self) -> None:
         table = self._session.tab if self._session.tab in TABLES else "ops"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mkviz.store import Snapshot
 
 HEIGHT = 58
+TAIL = "#D55E00"
 MINIMAP_COLUMNS = 800
 
 
@@ -31,7 +32,7 @@ def _steps_of(edges_from: float, dx: float, *series: np.ndarray, stride: int = 2
 class Strip:
     """A band of lanes doing something over time.  Subclasses say what: ``name``, ``values(scene)``, ``top(scene)``."""
 
-    name = ""
+    name = title = ""  # beside it, and where it stands alone
 
     def __init__(self, x_range: Range1d):
         self.source = ColumnDataSource({"x": [], "y": []})
@@ -52,6 +53,15 @@ class Strip:
 
     def text(self, top: float) -> str:
         return f"of {top:.0f}"
+
+    def words(self, scene: Scene, time: float) -> str:
+        """HTML of its value at a time (ns since origin); "" outside what the scene holds."""
+        values, frame = self.values(scene), scene.image
+        column = int((time - frame.x0) // frame.dx)
+        return f"<b>{self.value(float(values[column]))}</b> {self.title}" if 0 <= column < len(values) else ""
+
+    def value(self, value: float) -> str:
+        return f"{value:.1f}"
 
     def colour(self, dark: bool) -> str:
         return theme_of(dark).busy
@@ -81,7 +91,7 @@ class Strip:
 
 
 class Busy(Strip):
-    name = "busy SMs"
+    name = title = "busy SMs"
 
     def values(self, scene):
         return scene.image.busy_lanes
@@ -90,7 +100,7 @@ class Busy(Strip):
 class Waits(Strip):
     """SMs that wait, and above them those that have run out of tasks (tail)."""
 
-    name = "waiting"
+    name, title = "waiting", "SMs waiting, and in the tail above them"
 
     def __init__(self, x_range: Range1d):
         super().__init__(x_range)
@@ -105,7 +115,7 @@ class Waits(Strip):
 
     def restyle(self, dark):
         super().restyle(dark)
-        self.tail.glyph.fill_color = "#D55E00"
+        self.tail.glyph.fill_color = TAIL
 
     def update(self, scene):
         super().update(scene)
@@ -114,12 +124,24 @@ class Waits(Strip):
         self.tail_source.data = {"x": x, "y1": low, "y2": high}
 
 
+class Tails(Strip):
+    """SMs that have run out of tasks, by themselves."""
+
+    name, title = "in the tail", "SMs in the tail"
+
+    def values(self, scene):
+        return scene.image.tail_lanes
+
+    def colour(self, dark):
+        return TAIL
+
+
 class Bandwidth(Strip):
     """Bytes that tasks read from device memory, spread evenly over each task's time; and the most that the machine can read,
     where the source's label names one that mkviz knows.  Bytes loaded ahead of their task count in it, so peaks can pass that.
     """
 
-    name = "reads to"
+    name, title = "reads to", "reads from device memory"
 
     def __init__(self, x_range: Range1d):
         super().__init__(x_range)
@@ -159,6 +181,9 @@ class Bandwidth(Strip):
             return 1.0
         power = 10.0 ** np.floor(np.log10(most))
         return next(power * m for m in (1, 2, 3, 4, 6, 8, 10) if power * m >= most)
+
+    def value(self, value):
+        return f"{value / 1000:.2f} TB/s" if value >= 1000 else f"{value:.3g} GB/s"
 
     def text(self, top):
         return f"{top / 1000:g} TB/s" if top >= 1000 else f"{top:g} GB/s"

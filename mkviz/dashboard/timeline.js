@@ -199,6 +199,23 @@ function setUp() {
   const watch = new ResizeObserver(later)
   setTimeout(() => { const el = plotView()?.el; if (el) watch.observe(el) }, 0)
 
+  // a notebook has neither the page's style nor its theme
+
+  if (cell) {
+    if (!document.getElementById("mkviz-style")) {
+      document.head.append(Object.assign(document.createElement("style"), {id: "mkviz-style", textContent: frame.tags[1]}))
+    }
+    const tell = () => {
+      const dark = document.body.dataset.jpThemeLight === "false"
+      document.body.classList.toggle("mkviz-dark", dark)
+      order("theme", {text: dark ? "dark" : "light"})
+    }
+    const themes = new MutationObserver(tell)
+    themes.observe(document.body, {attributes: true, attributeFilter: ["data-jp-theme-light"]})
+    abort.signal.addEventListener("abort", () => themes.disconnect())
+    tell()
+  }
+
   // help
 
   const help = document.createElement("dialog")

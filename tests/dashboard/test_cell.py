@@ -1,7 +1,10 @@
-"""The timeline as an object: what a notebook's cell shows, and that it answers the browser's half of its channel."""
+"""Views as objects: what a notebook's cell shows, and that they answer the browser's half of their channel."""
+
+import time
 
 import numpy as np
 import pytest
+from replay_generator import ReplayGenerator
 
 import mkviz
 from mkviz.dashboard import cell
@@ -18,8 +21,8 @@ def recording():
     """Two tasks on two SMs: mul from 100 to 400 ns on SM 0; add waits for it and runs from 450 to 600 ns on SM 1."""
     builder = GraphBuilder("two", ["mul", "add"])
     done = builder.counter("done")
-    builder.task("mul", raises=[done])
-    builder.task("add", waits=[done])
+    builder.task("mul", raises=[done], bytes=3000)
+    builder.task("add", waits=[done], bytes=3000)
     events = np.zeros(2, EVENT)
     for name, values in {"task": (0, 1), "sm": (0, 1), "claim": (100, 100), "ready": (100, 420), "begin": (100, 450),
                          "end": (400, 600), "publish": (410, 600)}.items():  # fmt: skip
@@ -37,7 +40,24 @@ def trace(tmp_path):
 
 
 def figure(view):
-    return view[0].object
+    return view.figure
+
+
+def told(view, kind):
+    """One of the channel's models: view, command, tip, frame."""
+    return getattr(view.panels.timeline, kind)
+
+
+def command(view, name, x=0.0, y=0.0, text=""):
+    told(view, "command").data = {"n": [1], "name": [name], "x": [x], "y": [y], "text": [text]}
+
+
+def look(view, x0, x1):
+    """The browser says that it shows x0 to x1 µs."""
+    moves = told(view, "frame").data["moves"]
+    told(view, "view").data = {
+        "x0": [x0], "x1": [x1], "width": [800], "height": [300], "follow": [0], "moves": moves, "n": [1]
+    }  # fmt: skip
 
 
 def columns(view, *names):
@@ -71,13 +91,92 @@ def test_a_new_view_is_answered_and_pushed(trace, monkeypatch):
     pushed = []
     monkeypatch.setattr(cell.pn.io, "push_notebook", pushed.append)
     view = mkviz.timeline(trace)
-    channel = {tuple(sorted(m.data)): m for m in figure(view).tags}
-    channel["follow", "height", "moves", "n", "width", "x0", "x1"].data = {
-        "x0": [0.34], "x1": [0.36], "width": [800], "height": [300], "follow": [0], "n": [1],
-        "moves": next(m.data["moves"] for names, m in channel.items() if "seq" in names and "moves" in names),
-    }  # fmt: skip
-    assert pushed == [view]
+    look(view, 0.34, 0.36)
+    assert pushed == [view.layout]
     assert columns(view, "left", "right", "y", "color").data["left"].tolist() == [0.35]  # the other lies outside now
+
+
+def value(view, time):
+    """What the hover says at a time in µs."""
+    command(view, "hover", x=time)
+    return told(view, "tip").data["html"][0]
+
+
+@pytest.mark.parametrize("name", ["occupancy", "waits", "tails", "bandwidth"])
+@pytest.mark.parametrize("as_part", [False, True])
+def test_each_strip_is_a_view(trace, name, as_part):
+    """From 0 to 300 ns SM 0 computes and SM 1 waits; then SM 0 has no task left; from 350 to 500 ns SM 1 computes."""
+    view = getattr(mkviz.timeline(trace), name) if as_part else getattr(mkviz, name)(trace)
+    assert view.title.text.startswith("recorded (cpu) · ")
+    first, last = {
+        "occupancy": ("1.0", "1.0"),
+        "waits": ("1.0", "0.0"),
+        "tails": ("0.0", "1.0"),
+        "bandwidth": ("10 GB/s", "20 GB/s"),
+    }[name]
+    assert f"<b>{first}</b>" in value(view, 0.1) and f"<b>{last}</b>" in value(view, 0.45)
+    assert value(view, 5.0) == ""
+    assert mkviz.timeline(trace).occupancy is not None and figure(view).xaxis.visible
+
+
+def test_views_of_one_timeline_move_together_and_others_do_not(trace):
+    view, other = mkviz.timeline(trace), mkviz.timeline(trace)
+    strip = view.occupancy
+    assert strip is view.occupancy
+    before = (other.session.x0, other.session.x1)
+    look(view, 0.1, 0.2)
+    assert (strip.session.x0, strip.session.x1) == pytest.approx((100, 200))
+    moves = strip.session.moves
+    look(strip, 0.1, 0.2)  # the browser of the strip has obeyed: nothing goes back and forth
+    assert strip.session.moves == moves
+    look(strip, 0.3, 0.5)
+    assert (view.session.x0, view.session.x1) == pytest.approx((300, 500))
+    assert told(view, "frame").data["x0"] == [pytest.approx(0.3)]
+    assert (other.session.x0, other.session.x1) == before
+    assert view.bandwidth.session.x0 == pytest.approx(300)  # made later, it begins where the others are
+
+
+def test_the_notebooks_theme_is_taken_over(trace):
+    for view in (mkviz.timeline(trace), mkviz.occupancy(trace)):
+        assert figure(view).background_fill_color == "#ffffff"
+        command(view, "theme", text="dark")
+        assert figure(view).background_fill_color == "#14181f" and figure(view).title.text_color == "#7db7f5"
+
+
+def test_each_view_has_a_document_to_itself(trace):
+    """Two of one process share no model, or a notebook that shows both would mix them up."""
+    view = mkviz.timeline(trace)
+    views = [view, view.occupancy, view.waits, view.tails, view.bandwidth, mkviz.timeline(trace), mkviz.occupancy(trace)]
+    models = [set(v.layout.get_root().references()) for v in views]
+    for i, mine in enumerate(models):
+        assert not any(mine & theirs for theirs in models[:i])
+
+
+def test_a_generator_live(monkeypatch):
+    generator = ReplayGenerator(pace=0.001)
+    view = mkviz.live(generator, "Write a function")
+    pushed = []
+    monkeypatch.setattr(cell.pn.io, "push_notebook", pushed.append)
+    said = []
+    monkeypatch.setattr(view.panels.chat, "_send_msg", said.append)
+    assert view.session.generation is None  # not before its text pane is there
+    view.panels.chat._handle_msg({"type": "shown"})
+    deadline = time.monotonic() + 60
+    while (view.session.generation.tokens < 5 or len(said) < 2) and time.monotonic() < deadline:
+        view.tick()
+        time.sleep(0.02)
+    view.tick()
+    assert view.session.source is generator.source and view.session.follow
+    assert figure(view).title.text.startswith("simulated (test replay)")
+    assert len(pushed) > 1
+    text = "".join(piece[0] for message in said if message["type"] == "append" for piece in message["pieces"])
+    assert text.startswith("def reverse(items):")
+    newest = generator.source.snapshot().extent[1]
+    assert view.session.x1 == pytest.approx(newest, rel=0.2)
+    view.close()
+    while not view.session.generation.over and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert view.session.generation.state == "stopped"
 
 
 def test_what_is_no_trace_is_refused(tmp_path):

@@ -66,7 +66,6 @@ def test_the_menu_says_what_it_would_write_and_escape_closes_it(page):
 
 
 def test_what_cannot_be_exported_is_told(page):
-    page.evaluate("Object.values(window.mkviz)[0].range()")
     page.evaluate("""() => {
         const view = Bokeh.documents[0]._all_models.values().find((m) => m.type === "Figure" && m.y_range.end > 10)
         view.x_range.setv({start: -5e6, end: -4e6})

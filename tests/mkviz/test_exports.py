@@ -135,8 +135,8 @@ def test_too_many_tasks_for_one_page(trace, monkeypatch):
 
 def test_numbers_of_every_width_come_back():
     values = np.array([0, 255, 256, (1 << 40) + 3, (1 << 48) - 1])
-    described, data = pack({"wide": values, "none": np.zeros(0), "small": np.array([7])})
-    assert [d["width"] for d in described] == [6, 1, 1]
+    described, data = pack({"wide": values, "none": np.zeros(0), "small": np.array([7]), "nine bits": np.array([256])})
+    assert [d["width"] for d in described] == [6, 1, 1, 2]
     raw = np.frombuffer(zlib.decompress(base64.b64decode(data)), np.uint8)
     np.testing.assert_array_equal((raw[:30].reshape(6, 5) * 256 ** np.arange(6)[:, None].astype(object)).sum(0), values)
     for wrong in (-1, 1 << 48):
