@@ -66,3 +66,13 @@ def test_quickstart(run):
     assert any("Bokeh" in script and len(script) > 1e6 for script in scripts)  # the library itself, not its address
     assert "qkv · layer 0" in text_of(one_sm)
     assert "0 records and 0 steps lost" in text_of(summary)
+
+
+def test_views(run):
+    timeline, *strips, export, live, _ = run("01-views.ipynb")
+    titles = ("busy SMs", "SMs waiting", "SMs in the tail", "reads from device memory")
+    for cell, title in zip([timeline, *strips], ("", *titles), strict=True):
+        assert "recorded on NVIDIA H200 · " + title in html_of(cell) and '"name":"Figure"' in html_of(cell)
+        assert not any(word in html_of(cell) for word in ("https://cdn", "http://cdn", "unpkg.com"))
+    assert "step.html" in text_of(export) and "op,tasks,time (ns)" in text_of(export)
+    assert "measured (cpu)" in html_of(live)
