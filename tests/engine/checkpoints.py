@@ -90,14 +90,45 @@ ODD = {
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "storage": "bfloat16", "sharded": True}),
     "llama-one-kv-head": ("llama", {"num_key_value_heads": 1, "head_dim": 24, "storage": "float16"}),
     "llama-odd-sizes": ("llama", {"hidden_size": 52, "intermediate_size": 39, "head_dim": 6, "vocab_size": 101}),
+    "llama-yarn-mscale": (
+        "llama",
+        _rope("yarn", 5e5, factor=6.0, original_max_position_embeddings=64, mscale=0.8, mscale_all_dim=0.4, beta_fast=16.0,
+              beta_slow=2.0, truncate=False),
+    ),
+    "llama-attention-bias-untied": ("llama", {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 40}),
+    "llama-mlp-bias-tied": ("llama", {"mlp_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-untied": ("qwen3", {"head_dim": 32, "attention_bias": True, "storage": "bfloat16"}),
     "qwen3-yarn": ("qwen3", _rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=128, attention_factor=0.9)),
     "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}),
+    "qwen3-window-list": (
+        "qwen3",
+        {
+            "use_sliding_window": True, "sliding_window": 9, "num_key_value_heads": 1,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "qwen3-odd-sizes": (
+        "qwen3",
+        {
+            "hidden_size": 52, "intermediate_size": 39, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 22,
+            "attention_bias": True, "vocab_size": 101, "tie_word_embeddings": True,
+        } | _rope("linear", factor=3.0),
+    ),
     "qwen3moe-raw": ("qwen3_moe", {"norm_topk_prob": False}),
     "qwen3moe-renormalised": ("qwen3_moe", {"norm_topk_prob": True, "fused": True, "storage": "bfloat16"}),
     "qwen3moe-only-layers": ("qwen3_moe", {"mlp_only_layers": [1], "tie_word_embeddings": True, "sharded": True}),
     "qwen3moe-sparse-step": ("qwen3_moe", {"decoder_sparse_step": 2, "fused": True, "sharded": True, "head_dim": 24}),
+    "qwen3moe-odd-sizes": (
+        "qwen3_moe",
+        {
+            "hidden_size": 52, "moe_intermediate_size": 20, "intermediate_size": 39, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 22, "attention_bias": True, "num_experts": 5, "num_experts_per_tok": 1,
+            "norm_topk_prob": True, "mlp_only_layers": [0, 2], "vocab_size": 101,
+        } | _rope("llama3", 5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+    ),
+    "qwen3moe-all-chosen": ("qwen3_moe", {"num_experts_per_tok": 8, "norm_topk_prob": True, "num_key_value_heads": 1}),
+    "qwen3moe-yarn": ("qwen3_moe", _rope("yarn", 1e6, factor=4.0, original_max_position_embeddings=128)),
     "qwen3moe-window": ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 6}),
 }  # fmt: skip
 
