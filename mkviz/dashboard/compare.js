@@ -27,6 +27,8 @@ if (event_name === "mousemove") {
   order("leave")
 } else if (event_name === "tap") {
   order("tap", cb_obj)
+} else if (cb_obj === plot.x_range) {
+  hide()  // what it was on has moved away
 } else {
   const [html] = tip.data.html
   const canvas = plot.document?.views_manager?.find_one(plot)?.canvas_view?.el?.getBoundingClientRect()

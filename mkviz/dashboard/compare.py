@@ -11,7 +11,7 @@ import panel as pn
 from bokeh.models import ColumnDataSource, CustomJS, Label
 
 from mkviz import lod
-from mkviz.dashboard import probe
+from mkviz.dashboard import pointer, probe
 from mkviz.dashboard.scene import Scene
 from mkviz.dashboard.strips import Busy
 from mkviz.dashboard.theme import asset, theme_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mkviz.store import Snapshot
 
 HIGH, LOW = 220, 140  # px: least height of the timeline by itself, and of each of two
+PART = 0.25  # of a step or of the view, whichever is shorter: a step of which less is in view does not count as shown
 SAME_LENGTH = 0.005  # steps whose times differ by less are told as equally long
 
 
@@ -42,7 +43,7 @@ class Alignment:
 def align(first: Snapshot, second: Snapshot, x0: float, x1: float, newest: bool, before: int = -1) -> Alignment | None:
     """Which steps to lay on each other in a view of [x0, x1] ns of ``first``; None when one of them holds no steps.
 
-    The step of ``first`` with number ``before`` for as long as it is in view; else the first that begins in view, or the
+    The step of ``first`` with number ``before`` for as long as it is shown; else the first that begins in view, or the
     ``newest``; else the nearest.  Only steps that ``second`` holds too, by number; where they share no number, by place.
     """
     if not len(first.steps) or not len(second.steps):
@@ -52,10 +53,11 @@ def align(first: Snapshot, second: Snapshot, x0: float, x1: float, newest: bool,
     rows = np.flatnonzero(np.isin(numbers, second.steps["step"]))
     by_number = len(rows) > 0
     rows = rows if by_number else np.arange(len(numbers))
-    touching = rows[(begin[rows] < x1) & (end[rows] > x0)]
-    inside = touching[begin[touching] >= x0]
-    if before in numbers[touching]:
-        at = int(touching[numbers[touching] == before][-1])
+    seen = np.minimum(end[rows], x1) - np.maximum(begin[rows], x0)
+    shown = rows[seen >= PART * np.minimum(end[rows] - begin[rows], x1 - x0)]
+    inside = shown[begin[shown] >= x0]
+    if before in numbers[shown]:
+        at = int(shown[numbers[shown] == before][-1])
     elif len(inside):
         at = int(inside[-1 if newest else 0])
     else:
@@ -109,6 +111,7 @@ class Compare:
         for event in ("mousemove", "mouseleave", "tap"):
             figure.js_on_event(event, code)
         tip.js_on_change("data", code)
+        figure.x_range.js_on_change("start", code)
         command.on_change("data", lambda attr, old, new: self._commanded(session, new))
         self.command = command
 
@@ -194,19 +197,15 @@ class Compare:
         name, time, y = data["name"][0], data["x"][0] * 1000, data["y"][0]
         if self.scene is None:
             return
-        snapshot, lane = self.scene.snapshot, self.timeline.lane_at(y)
         with pn.io.hold():
             if name == "tap":
-                at = probe.hit(snapshot, time, lane)
-                found = at is not None and at.row >= 0
-                self.pinned = (int(snapshot.steps["step"][at.step]), int(snapshot.task[at.row])) if found else None
+                self.pinned = pointer.picked(self.scene, self.timeline, time, y)
                 session.send()
-                return
-            text = probe.tip(self.scene, time, lane) if name == "hover" and lane >= 0 else ""
-            if text != self.timeline.tip.data["html"][0]:
-                self.timeline.tip.data = {"html": [text]}
-            step = snapshot.step_at(time) if name == "hover" else -1
-            session.panels.chat.light(int(snapshot.steps["step"][step]) if step >= 0 else -1)
+            elif name == "hover":
+                pointer.tell(self.scene, self.timeline, session.panels.chat, time, y)
+            else:
+                self.timeline.tip.data = {"html": [""]}
+                session.panels.chat.light(-1)
 
     def _show_pin(self) -> None:
         at = probe.find(self.scene.snapshot, *self.pinned) if self.scene is not None and self.pinned is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import panel as pn
 
@@ -85,5 +86,4 @@ class Url:
             state["find"] = session.look.query
         if state != self._saved:
             self._saved, self._at = state, now
-            gone = {k: None for k in pn.state.location.query_params if k not in state}
-            pn.state.location.update_query(**state, **gone)
+            pn.state.location.search = "?" + urlencode(state)  # update_query would keep what is gone, as "None"

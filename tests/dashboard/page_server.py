@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -30,7 +29,7 @@ class Server:
             try:
                 urllib.request.urlopen(self.url, timeout=30).read()
                 return
-            except (urllib.error.URLError, ConnectionError):
+            except OSError:  # not there yet, or too busy to answer
                 assert self.process.poll() is None and time.monotonic() < deadline, "the server does not answer"
                 time.sleep(0.2)
 

@@ -38,6 +38,8 @@ FAST = source((4, 0, 10), (5, 10, 20), (6, 20, 30), (7, 30, 40), first=77_000)
         ((50, 400), True, -1, Alignment(3, 3, 270)),  # the newest
         ((50, 400), True, 5, Alignment(1, 1, 90)),  # stays with what it had
         ((50, 400), False, 4, Alignment(0, 0, 0)),  # still in view, though it began before
+        ((90, 310), True, -1, Alignment(2, 2, 180)),  # of step 7 only the edge is in view
+        ((90, 310), False, 7, Alignment(1, 1, 90)),
         ((150, 400), False, 4, Alignment(2, 2, 180)),  # gone from view
         ((110, 190), False, -1, Alignment(1, 1, 90)),  # none begins in view: the one that is nearest to the middle
         ((5000, 6000), False, -1, Alignment(3, 3, 270)),
@@ -63,9 +65,7 @@ def test_by_place_where_no_number_is_common():
 
 def test_words():
     slow, fast = source((4, 0, 2_000), (5, 2_000, 4_000)), source((4, 0, 1_600), (5, 1_600, 3_200))
-    assert words(slow, fast, Alignment(0, 0, 0)) == (
-        "step 4 takes 1.60 µs, above 2.00 µs (1.25 × shorter) · begins with it"
-    )
+    assert words(slow, fast, Alignment(0, 0, 0)) == ("step 4 takes 1.60 µs, above 2.00 µs (1.25 × shorter) · begins with it")
     assert words(fast, slow, Alignment(1, 1, -400)) == (
         "step 5 takes 2.00 µs, above 1.60 µs (1.25 × longer) · moved by −400 ns to begin with it"
     )

@@ -1,0 +1,154 @@
+"""The page with a simulated H200 beside what is live, and with two sources on one time axis."""
+
+import re
+
+import pytest
+from test_page_live import generate, note, timeline, tokens, wait
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+
+MEGAKERNEL, PER_OP = "simulated on H200: demo", "simulated on H200, a kernel per op: demo"
+FIGURE = "[...Bokeh.documents[0]._all_models.values()].find((m) => m.type === 'Figure' && m.visible && {})"
+ABOVE = FIGURE.format(r"/^simulated \(H200\) /.test(m.title?.text)")
+BELOW = FIGURE.format("/kernel per op/.test(m.title?.text)")
+BELOW_BOX = f"""(() => {{
+  const figure = {BELOW}, view = figure && figure.document.views_manager.find_one(figure)
+  const outer = view?.canvas_view?.el?.getBoundingClientRect(), inner = view?.frame.bbox
+  return outer?.width ? {{x: outer.x + inner.left, y: outer.y + inner.top, width: inner.width, height: inner.height}} : null
+}})()"""
+
+
+def select(page, label, name):
+    page.locator(f"select[aria-label='{label}']").select_option(name)
+
+
+def title(page, pattern):
+    """The label on a figure, once one matches."""
+    found = f"[...Bokeh.documents[0]._all_models.values()].find((m) => m.type === 'Title' && /{pattern}/.test(m.text))"
+    page.wait_for_function(found)
+    return page.evaluate(f"{found}.text")
+
+
+def stop(page):
+    """Stop, or find it done: on a busy machine the replay may have come to its end."""
+    page.evaluate("document.activeElement?.blur()")
+    page.locator("button.stop").dispatch_event("click")
+    note(page, "^(stopped|done)")
+
+
+@pytest.fixture(scope="module")
+def lived(shared_page):
+    generate(shared_page)
+    tokens(shared_page).nth(11).wait_for()
+    stop(shared_page)
+    return shared_page
+
+
+@pytest.fixture(params=["light", "dark"])
+def page(request, lived):
+    """The simulated megakernel shown, compared with nothing, in one theme and the other."""
+    if (request.param == "dark") != lived.locator("body.mkviz-dark").count():
+        lived.click("[aria-label='Toggle theme']")
+    theme = "body.mkviz-dark" if request.param == "dark" else "body:not(.mkviz-dark)"
+    lived.wait_for_selector(theme, state="attached")
+    select(lived, "source", MEGAKERNEL)
+    select(lived, "compare with", "")
+    lived.wait_for_function(f"!{BELOW}")
+    wait(lived, "t.state.frames > 0 && t.box()")
+    return lived
+
+
+def compared(page):
+    select(page, "compare with", PER_OP)
+    title(page, r"kernel per op.*takes")
+    page.wait_for_function(f"{BELOW_BOX}?.height > 60")
+    return page.evaluate(BELOW_BOX)
+
+
+def test_the_live_text_on_a_simulated_h200(page):
+    title(page, r"^simulated \(H200\) · tiny-moe · 132 SMs")
+    step = int(tokens(page).nth(4).get_attribute("data-step"))
+    tokens(page).nth(4).click()  # shows its step, with the edges of those before and after
+    page.locator(".mkviz-stats > div", has_text=re.compile(rf"^step\s*{step - 1} – {step + 1}$")).wait_for()
+    tokens(page).nth(5).hover()
+    page.wait_for_function("[...Bokeh.documents[0]._all_models.values()].some((m) => m.type === 'BoxAnnotation' && m.visible)")
+    page.keyboard.press("l")
+    generate(page, "go on")
+    tokens(page).nth(3).wait_for()
+    before = timeline(page)["range"]
+    wait(page, f"t.state.follow && t.range()[1] > {before[1]}")
+    assert page.locator("select[aria-label=source]").input_value() == MEGAKERNEL
+    stop(page)
+
+
+def test_two_sources_on_one_time_axis(page):
+    alone = page.evaluate("Object.values(mkviz)[0].box().height")
+    box = compared(page)
+    found = re.search(r"step (\d+) takes ([\d.]+) µs, above ([\d.]+) µs \(([\d.]+) ×.* · (moved|begins)", title(page, "takes"))
+    number, (long, above, ratio) = found[1], map(float, found.groups()[1:4])
+    assert max(long, above) / min(long, above) == pytest.approx(ratio, abs=0.02)
+    assert page.evaluate(f"{BELOW}.x_range === {ABOVE}.x_range")
+    begins = page.evaluate(f"""[{ABOVE}, {BELOW}].map((f) => {{
+      const steps = f.renderers.map((r) => r.data_source.data).find((d) => d.text && d.alpha)
+      return steps.left[[...steps.text].findIndex((t) => t.startsWith("step {number}"))]
+    }})""")
+    assert begins[0] == pytest.approx(begins[1], abs=0.001)
+    above = page.evaluate("Object.values(mkviz)[0].box()")
+    assert above["height"] < alone and (above["x"], above["width"]) == pytest.approx((box["x"], box["width"]), abs=1)
+    theme = page.evaluate("getComputedStyle(document.body).getPropertyValue('--mkviz-page').trim()")
+    assert page.evaluate(f"{BELOW}.border_fill_color") == theme
+
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.mouse.wheel(0, -300)
+    wait(page, "!t.state.follow")
+    page.mouse.move(box["x"] + 0.51 * box["width"], box["y"] + 0.5 * box["height"])
+    page.locator(".mkviz-tip", has_text="step").wait_for()
+    page.mouse.move(5, 5)
+    page.locator(".mkviz-tip").wait_for(state="hidden")
+    for share in (0.3, 0.4, 0.5, 0.6, 0.7):  # there is a task or a wait for one nearly everywhere
+        place = box["x"] + share * box["width"], box["y"] + 0.5 * box["height"]
+        page.mouse.move(*place)
+        page.locator(".mkviz-tip").wait_for()
+        if "no task left" not in page.inner_text(".mkviz-tip"):
+            page.mouse.click(*place)
+            break
+    page.locator(".card", has_text=f"below: {PER_OP}").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".card").first.wait_for(state="hidden")
+    select(page, "compare with", "")
+    page.wait_for_function(f"!{BELOW}")
+    wait(page, f"Math.abs(t.box().height - {alone}) < 2")
+
+
+def test_it_follows_below_too(page):
+    compared(page)
+    page.keyboard.press("l")
+    first = int(re.search(r"step (\d+) takes", title(page, "takes"))[1])
+    generate(page, "more")
+    tokens(page).nth(8).wait_for()
+    page.wait_for_function(f"Number({BELOW}.title.text.match(/step (\\d+) takes/)?.[1]) > {first}")
+    stop(page)
+
+
+def test_comparison_and_tab_survive_a_reload(page):
+    compared(page)
+    page.locator("[role=tab][data-tab=steps]").click()
+    page.keyboard.press("[")
+    page.wait_for_function("/below=simulated/.test(location.search) && /tab=steps/.test(location.search)"
+                           " && /range=/.test(location.search)")  # fmt: skip
+    before = timeline(page)["range"]
+    page.reload()
+    page.wait_for_selector("body[data-mkviz=ready]", state="attached")
+    title(page, r"kernel per op.*takes")
+    wait(page, f"Math.abs(t.range()[0] - {before[0]}) < 1")
+    assert page.locator("select[aria-label='compare with']").input_value() == PER_OP
+    assert page.get_attribute("[role=tab][data-tab=steps]", "aria-selected") == "true"
+    page.locator("[role=tabpanel] tr", has_text="tasks").wait_for()
+    page.locator("[role=tab][data-tab=text]").click()
+
+
+def test_the_address_forgets_what_is_gone(page):
+    page.keyboard.press("[")
+    page.wait_for_function("/range=/.test(location.search)")
+    page.keyboard.press("l")
+    page.wait_for_function("!/range/.test(location.search) && /source=simulated/.test(location.search)")
