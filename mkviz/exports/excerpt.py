@@ -62,8 +62,9 @@ class Excerpt:
             raise MkvizError(f"the range {self.x0:g} to {self.x1:g} ns is empty", "an end after its begin")
 
     def scene(self, width: int) -> Scene:
-        """It as a scene of ``width`` pixels."""
-        return Scene(self.snapshot, lod.GraphTables(self.snapshot), self.look, self.x0, self.x1, width)
+        """It as a scene of ``width`` pixels, of all SMs, one lane each."""
+        look = replace(self.look, roles=False, sms=None)
+        return Scene(self.snapshot, lod.GraphTables(self.snapshot), look, self.x0, self.x1, width)
 
     @property
     def steps(self) -> np.ndarray:
