@@ -7,6 +7,8 @@ each small width stands for a large one.
 import json
 import shutil
 import struct
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -34,26 +36,30 @@ def config(**sizes) -> Cohere2MoeConfig:
     )  # fmt: skip
 
 
-def stored_shapes(work: Path) -> dict[str, list[int]]:
-    """Stored name -> full shape, from what transformers writes for the small twin."""
+@cache
+def small_shapes() -> dict[str, tuple[int, ...]]:
+    """Stored name -> shape of what transformers writes for the small twin."""
     small = config(vocab_size=97, hidden_size=20, head_dim=2, intermediate_size=6, prefix_dense_intermediate_size=24)
     with torch.device("meta"):
         model = Cohere2MoeForCausalLM(small)
     model.to_empty(device="cpu").to(torch.bfloat16).tie_weights()
-    model.save_pretrained(work)
-    with safe_open(work / "model.safetensors", "pt") as file:
-        return {name: [WIDTHS[n] for n in file.get_slice(name).get_shape()] for name in file.keys()}  # noqa: SIM118
+    with tempfile.TemporaryDirectory() as work:
+        model.save_pretrained(work)
+        with safe_open(Path(work, "model.safetensors"), "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
-def write_north_mini(directory: Path) -> dict[str, list[int]]:
-    """Write the whole layout of the release into ``directory``; returns stored names and shapes."""
-    shapes = stored_shapes(directory / "small")
-    shutil.rmtree(directory / "small")
+def write_north_mini(directory: Path, widths: dict[int, int] = WIDTHS) -> dict[str, list[int]]:
+    """Write the whole layout of the release into ``directory``, or one with other ``widths``; returns names and shapes."""
+    shapes = {name: [widths[n] for n in shape] for name, shape in small_shapes().items()}
     full = config(
-        vocab_size=262_144, hidden_size=2048, head_dim=128, intermediate_size=768, prefix_dense_intermediate_size=3072
-    )
+        vocab_size=widths[97], hidden_size=widths[20], head_dim=widths[64] // 32, intermediate_size=widths[6],
+        prefix_dense_intermediate_size=widths[24],
+    )  # fmt: skip
     full.save_pretrained(directory)
-    GenerationConfig(bos_token_id=2, eos_token_id=[255_001], pad_token_id=0, temperature=1.0).save_pretrained(directory)
+    GenerationConfig(bos_token_id=2, eos_token_id=[full.eos_token_id], pad_token_id=0, temperature=1.0).save_pretrained(
+        directory
+    )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(demo_directory() / name, directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)

@@ -19,6 +19,9 @@ PARAMETERS = 30_484_303_872  # embedding 262,144 · 2048, 50 norms of 2048, 49 a
 # FFN of 3 · 2048 · 3072, 48 routers of 128 · 2048 and experts of 128 · 3 · 2048 · 768
 
 
+ROOT = Path(engine.__file__).parents[1]
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     directory = tmp_path_factory.mktemp("north-mini")
@@ -51,28 +54,75 @@ def test_model_info(model, capsys):
     assert "30,484,303,872, 3,305,213,952 for one token" in said and "60,968,607,744 bytes, bfloat16" in said
 
 
-OPEN = """
+MEASURE = """
 import sys
 from engine.checkpoint import Weights
 from engine.config import load_config
-from engine.cpu.backend import CpuBackend
+{imports}
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))
 before = peak()
 config = load_config(sys.argv[1])
-backend = CpuBackend(config, Weights.open(sys.argv[1], config), pages=8, trace=False)
-print(peak() - before)
+{work}
+print((peak() - before) * 1024)
 """
+OPEN = MEASURE.format(
+    imports="from engine.cpu.backend import CpuBackend",
+    work="backend = CpuBackend(config, Weights.open(sys.argv[1], config), pages=8, trace=False)",
+)
+PACK = """
+import {xp} as xp
+from engine.cuda.weights import PackedWeights
+xp.zeros(1)
+class Elsewhere(PackedWeights):
+    "With numpy as the device: what is packed leaves the host's memory, as it does with a real one."
+    matrices = property(lambda self: self.gone, lambda self, value: setattr(self, "gone", Gone()))
+class Gone(dict):
+    def __setitem__(self, name, packed):
+        super().__setitem__(name, packed[:0].copy())
+"""
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of resident memory is read from /proc")
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of resident memory is read from Linux's /proc")
+def pack(xp: str, kind: str) -> str:
+    return MEASURE.format(imports=PACK.format(xp=xp), work=f"{kind}(config, Weights.open(sys.argv[1], config), xp)")
+
+
+def measure(script, directory) -> tuple[int, list[str]]:
+    """(bytes of resident memory that a process took at most beyond its imports, its lines on stderr)."""
+    command = [sys.executable, "-c", script, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stderr
+    print(f"peak {int(done.stdout) / 1e6:.0f} MB")
+    return int(done.stdout), done.stderr.strip().splitlines()
+
+
+@linux
 def test_opening_takes_little_memory_and_says_what_it_will_take(model):
     """61 GB of weights: mapped, not read.  KV pages of 49 layers x 2 x 4 heads x 64 tokens x 128 x 4 bytes, 8 of them."""
-    root = Path(engine.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", OPEN, str(model[0])], capture_output=True, text=True, cwd=root, timeout=300)
-    assert done.returncode == 0, done.stderr
-    print(f"peak {done.stdout.strip()} KiB over that of the imports")
-    assert int(done.stdout) * 1024 < 200e6
-    plan = done.stderr.strip().splitlines()[-1]
+    peak, said = measure(OPEN, model[0])
+    assert peak < 200e6
+    plan = said[-1]
     assert plan.startswith("host memory: ") and plan.endswith("; weights 60.97 GB mapped from their files")
     assert "KV pages 0.10 GB, activations " in plan
+
+
+@linux
+def test_packing_holds_one_piece_at_a_time(tmp_path):
+    """The same 18,000 tensors with narrow widths: a gigabyte in all, at most 13 MB a piece."""
+    narrow = {97: 16_384, 20: 256, 64: 1024, 8: 128, 6: 96, 24: 384, 128: 128}
+    write_north_mini(tmp_path, narrow)
+    total = PackedWeights.bytes_needed(load_config(tmp_path))
+    peak, said = measure(pack("numpy", "Elsewhere"), tmp_path)
+    assert peak < 120e6 < 900e6 < total
+    assert len(said) == (10 if total >= 1e9 else 0)
+
+
+@pytest.mark.gpu
+@linux
+def test_packing_61_gb_onto_a_gpu(model):
+    """Host memory holds a piece of at most 1.1 GB and what it is made of; each tenth is told."""
+    pytest.importorskip("cupy")
+    peak, said = measure(pack("cupy", "PackedWeights"), model[0])
+    assert peak < 4e9
+    assert said[-10].startswith("packing weights: 6.") and said[-1] == "packing weights: 61.0 of 61.0 GB"
