@@ -34,7 +34,6 @@ CELLS = [
     "mkviz.live(ReplayGenerator(), 'Write a function')",
 ]
 VIEWS = len(CELLS) - 1
-NOISE = ("activate", "Autofill", "GPU stall", "GroupMarkerNotSet")  # JupyterLab's and Chromium's own
 SETTINGS = {
     "apputils-extension/themes": {"theme": "JupyterLab Light"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -52,13 +51,15 @@ def lab(request, tmp_path_factory):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
     (folder / "work").mkdir()
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in CELLS])
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    cells = [nbformat.v4.new_code_cell(c) for c in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
     nbformat.write(notebook, folder / "work" / "views.ipynb")
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}", "--ServerApp.token=", "--allow-root",
-               f"--ServerApp.root_dir={folder / 'work'}"]  # fmt: skip
+               "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={folder / 'work'}"]  # fmt: skip
     env = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTER_CONFIG_DIR": str(folder / "config")}
     with open(folder / "log", "w") as log:
         server = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
@@ -76,10 +77,8 @@ def lab(request, tmp_path_factory):
 
 
 def views(page):
-    """Of each view: range (µs), frames, place on the page; in the order of the cells."""
-    found = page.evaluate(
-        "Object.values(window.mkviz).map((t) => ({range: t.range(), frames: t.state.frames, box: t.box()})).filter((t) => t.box)"
-    )
+    """Of each view: range (µs) and place on the page; in the order of the cells."""
+    found = page.evaluate("Object.values(window.mkviz).filter((t) => t.box()).map((t) => ({range: t.range(), box: t.box()}))")
     return sorted(found, key=lambda view: view["box"]["y"])
 
 
@@ -96,9 +95,8 @@ def test_all_views(lab, chromium):
     )
     page.goto(address)
     page.locator(".jp-Notebook .jp-CodeCell").nth(VIEWS).wait_for()
-    page.locator(".jp-NotebookPanel .jp-KernelStatus, .jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for()
-    page.locator(".jp-MenuBar >> text=Run").click()
-    page.locator("li[data-command='runmenu:run-all']").click()
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for()
+    page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
     page.wait_for_function(
         f"Object.values(window.mkviz ?? {{}}).filter((t) => t.box() && t.state.frames > 1).length >= {VIEWS}"
     )
