@@ -26,8 +26,7 @@ def page(shared_page, request):
     """The recording's first step, in one of the themes, not played."""
     page = shared_page
     page.locator("select[aria-label=source]").select_option(NORTH)
-    if page.locator(".mkviz-transport button[data-do=leave]").is_visible():
-        page.click(".mkviz-transport button[data-do=leave]")
+    page.keyboard.press("Escape")  # leaves a step that a test still played
     page.locator(".mkviz-transport select").wait_for(state="hidden")
     if page.evaluate("document.body.classList.contains('mkviz-dark')") != (request.param == "dark"):
         page.click("[aria-label='Toggle theme']")
@@ -84,7 +83,8 @@ def test_the_line_is_where_the_time_is_and_fades_the_rest(page):
     shade = float(re.search(r"[\d.]+", veil.partition("srgb")[2] or veil).group())
     assert (shade < 0.2 or 1 < shade < 60) if dark else shade == 1 or shade > 200  # of the page's own colour
     assert re.search(r"0\.72\)?$", veil.strip())
-    page.keyboard.press("Escape")
+    page.click(".mkviz-transport button[data-do=leave]")
+    page.locator(PLAYED).wait_for(state="hidden")
 
 
 def test_event_by_event(page):
