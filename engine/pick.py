@@ -5,7 +5,7 @@ to nearest (never a fused multiply-add) or arithmetic of whole numbers, so that 
 
 1. *Weights.*  w[i] = floor(exp((logit[i] - top) / temperature) · 2^40) with ``top`` the largest logit, in f32 up to the
    product, then u64; :func:`exp` says how.
-2. *Order.*  The larger logit first, the lower id among equals.  ``top_k``: the first k stay.
+2. *Order.*  Of tokens with w > 0, the larger logit first, the lower id among equals.  ``top_k``: the first k stay.
 3. ``top_p``: the shortest beginning of them whose w sum up to ceil(top_p · W) stays, W being the sum of all of them (f64).
 4. ``min_p``: of these, tokens with w >= ceil(min_p · 2^40) stay (f64), the most probable among them always.
 5. *Draw.*  r = u · W / 2^64, rounded down, with W the sum of what stays and u 64 random bits (:func:`draw`).  The pick is the
