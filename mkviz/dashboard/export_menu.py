@@ -38,7 +38,7 @@ class Job:
         except MkvizError as error:
             self.error = str(error)
         except Exception as error:  # a bug: the page lives on and says so in one line
-            self.error = f"the export failed: {type(error).__file_name_}: {error}".splitlines()[0]
+            self.error = f"the export failed: {type(error).__name__}: {error}".splitlines()[0]
         self.over = True
 
 
