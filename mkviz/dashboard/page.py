@@ -44,6 +44,7 @@ def page(shared: Hub = hub) -> pmui.Page:
     )  # fmt: skip
     with edit_readonly(shell):
         shell.busy = False  # unlinked: the shell walks every model of the page whenever it turns busy, twice a tick
+    _let_go(shell)
     panels.restyle(shell.dark_theme, "measured")
 
     def themed(*_):
@@ -59,6 +60,13 @@ def page(shared: Hub = hub) -> pmui.Page:
         document.theme = OWN_COLOURS
         document.js_on_event("connection_lost", CustomJS(code=asset("lost.js")))
     return shell
+
+
+def _let_go(shell: pmui.Page) -> None:
+    """The shell has the process watch its busy state for it, which would keep every closed page in memory for ever."""
+    for watcher in pn.state.param.watchers.get("busy", {}).get("value", [])[:]:
+        if getattr(getattr(watcher.fn, "__self__", None), "self", None) is shell:
+            pn.state.param.unwatch(watcher)
 
 
 def _mui(theme: Theme) -> dict:

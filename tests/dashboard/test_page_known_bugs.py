@@ -1,0 +1,145 @@
+"""The bugs of test_known_bugs.py whose guard needs a browser; that file's table says which they are."""
+
+import gc
+import json
+import socket
+import time
+import weakref
+
+import panel as pn
+import pytest
+from bokeh.server.callbacks import PeriodicCallback
+from replay_generator import ReplayGenerator
+from test_page_live import generate, stop, timeline, tokens, wait
+
+from mkviz.dashboard import page as page_module
+from mkviz.dashboard.hub import Hub
+from mkviz.dashboard.session import Session
+from mkviz.dashboard.timeline import TICKS
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+
+PATIENCE = 60  # s
+
+
+@pytest.fixture
+def page(shared_page):
+    return shared_page
+
+
+def test_a_storm_of_notches_becomes_few_messages(page):
+    generate(page)
+    tokens(page).nth(5).wait_for()
+    stop(page)
+    page.keyboard.press("f")
+    wait(page, "!t.state.follow && t.box()")
+    box = page.evaluate("Object.values(window.mkviz)[0].box()")
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+    before = timeline(page)
+    seconds = page.evaluate("""async () => {
+        const t = Object.values(window.mkviz)[0], start = performance.now(), [low, high] = t.range()
+        const x_range = [...Bokeh.documents[0]._all_models.values()]
+            .find((m) => m.type === "Range1d" && m.start === low && m.end === high && m.min_interval)
+        for (let k = 0; k < 200; k++) {
+            const [a, b] = t.range()
+            x_range.setv({start: a + (b - a) * 0.001, end: b})
+            await new Promise((done) => setTimeout(done, 2))
+        }
+        return (performance.now() - start) / 1000
+    }""")
+    wait(page, "t.state.timer === null && t.state.frames > 0")
+    assert timeline(page)["sent"] - before["sent"] <= seconds / 0.06 + 2
+    low = timeline(page)["range"][0]
+    page.wait_for_function(  # the last one was told
+        f"Math.abs((location.search.match(/range=([\\d.]+)/)?.[1] ?? 0) - {low}) < 0.002"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ticks", "labels"),
+    [
+        ([0, 50, 100], ["0 µs", "50 µs", "100 µs"]),
+        ([0, 0.5, 1.0], ["0.0 µs", "0.5 µs", "1.0 µs"]),
+        ([1.00, 1.01, 1.02], ["1 000 ns", "1 010 ns", "1 020 ns"]),
+        ([3_600_000_000.0, 3_600_000_000.01], ["3 600 000 000 000 ns", "+10 ns"]),
+        ([78_000.125, 78_000.126, 78_000.127], ["78 000 125 ns", "+1 ns", "+2 ns"]),
+        ([2000, 4000, 6000], ["2 ms", "4 ms", "6 ms"]),
+    ],
+)
+def test_labels_of_the_time_axis(page, ticks, labels):
+    code = f"((ticks) => ticks.map((tick, index) => {{ {TICKS} }}))({json.dumps(ticks)})"
+    assert [label.replace("\u00a0", " ") for label in page.evaluate(code)] == labels
+
+
+def test_unchanged_style_sheets_are_not_written(page):
+    """A Bokeh of the future may do without: then this fails, and ``sparingly`` of timeline.js can go."""
+    wait(page, "t.state.frames > 0")
+    kept, changed = page.evaluate("""() => {
+        const {InlineStyleSheet} = Bokeh.require("core/dom"), sheet = new InlineStyleSheet("p { color: red }")
+        const text = sheet.el.firstChild
+        sheet.replace("p { color: red }")
+        const kept = sheet.el.firstChild === text
+        sheet.replace("p", {color: "blue"})
+        return [kept, sheet.css]
+    }""")
+    assert kept and "blue" in changed and "red" not in changed
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """(url, sessions): of a server in this process that forgets closed pages quickly; weak references to its sessions."""
+    sessions = []
+
+    class Kept(Session):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.document = pn.state.curdoc
+            sessions.append(weakref.ref(self))
+
+    monkeypatch.setattr(page_module, "Session", Kept)
+    hub = Hub({"replay": lambda model: ReplayGenerator(layers=2, pace=0.01)})
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    server = pn.serve(
+        {"/": lambda: page_module.page(hub)}, port=port, show=False, threaded=True, verbose=False,
+        websocket_origin=f"localhost:{port}", check_unused_sessions_milliseconds=100,
+        unused_session_lifetime_milliseconds=100,
+    )  # fmt: skip
+    yield f"http://localhost:{port}/", sessions
+    server.stop()
+
+
+def test_each_page_ticks_once_in_a_document_of_its_own(served, open_page):
+    url, sessions = served
+    for _ in range(2):
+        open_page(url)
+    first, second = (reference() for reference in sessions)
+    assert first.document is not second.document
+    for session in (first, second):
+        ticking = [c for c in session.document.session_callbacks if isinstance(c, PeriodicCallback)]
+        assert len(ticking) == 1
+        figures = [session.panels.timeline, session.panels.minimap, *session.panels.strips]
+        assert {figure.root.document for figure in figures} == {session.document}
+
+
+def test_a_closed_page_is_let_go(served, open_page):
+    url, sessions = served
+    for _ in range(4):
+        page = open_page(url)
+        generate(page)
+        tokens(page).nth(8).wait_for()
+        wait(page, "t.state.frames > 1 && t.box()")
+        stop(page)
+        box = page.evaluate("Object.values(window.mkviz)[0].box()")
+        page.mouse.move(box["x"] + 300, box["y"] + 100)
+        page.mouse.click(box["x"] + 310, box["y"] + 100)
+        page.locator(".mkviz-legend button[data-op=qkv]").click()
+        page.locator(".mkviz-legend button.off").wait_for()
+        page.close()
+    deadline = time.monotonic() + PATIENCE
+    while sum(reference() is not None for reference in sessions) > 1 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        gc.collect()
+    alive = [reference for reference in sessions if reference() is not None]
+    assert len(alive) <= 1  # panel's own state may hold one until the next page comes
