@@ -18,8 +18,9 @@ class Machine:
     ring holds ``ring_bytes`` in stages of ``chunk_bytes``; a chunk lands ``latency_ns`` after its last byte was sent.
     A producer's counters are released ``publish_ns`` after its math ended and seen elsewhere ``hop_ns`` later; the feeder of
     the consumer needs ``feed_ns`` more to prepare the activations, beside the math of other tasks.  Math begins
-    ``task_overhead_ns`` after all operands are there and does ``sm_flops`` flop/s.  A ticket of the queue costs ``claim_ns``;
-    a kernel starts ``launch_ns`` after the one before it ended.
+    ``task_overhead_ns`` after all operands are there, does ``sm_flops`` flop/s and reads its bytes from shared memory at
+    ``sm_math_bandwidth`` bytes/s, both at once.  A ticket of the queue costs ``claim_ns``; a kernel starts ``launch_ns`` after
+    the one before it ended.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Machine:
     bandwidth: float
     sm_bandwidth: float
     sm_flops: float
+    sm_math_bandwidth: float
     ring_bytes: int
     chunk_bytes: int
     latency_ns: int
@@ -65,7 +67,8 @@ class Machine:
 
     def math_ns(self, graph: Graph) -> np.ndarray:
         """i64[T]: ns of math of each task with all its bytes at hand, 1 at least."""
-        return np.maximum(1, np.ceil(graph.flops / (self.sm_flops * 1e-9))).astype(np.int64)
+        done, read = graph.flops * 1e9 / self.sm_flops, graph.bytes * 1e9 / self.sm_math_bandwidth
+        return np.maximum(1, np.ceil(np.maximum(done, read))).astype(np.int64)
 
     def task_ns(self, graph: Graph, sms: int) -> np.ndarray:
         """i64[T]: ns of each task when ``sms`` SMs share the bandwidth: the longer of bytes and math, and the overhead."""
@@ -79,6 +82,7 @@ H200 = Machine(
     bandwidth=4.55e12,  # read ceiling, 4.5 to 4.6 TB/s by run (16 KiB chunks, 6 in flight per SM)
     sm_bandwidth=130e9,  # (*) one SM by itself, 11 chunks in flight
     sm_flops=989.4e12 / 132,  # NVIDIA H200 data sheet: dense bf16
+    sm_math_bandwidth=70.6e9,  # fitted to the two recordings of the package: docs/decisions/0005-math-reads-shared-memory.md
     ring_bytes=176 << 10,  # 11 stages: what the engine leaves for it in shared memory
     chunk_bytes=16 << 10,  # the unit in which the engine packs weights and pages
     latency_ns=440,  # (*) one chunk by itself takes 568 ns, 126 of them at the pace of a full stream

@@ -40,7 +40,9 @@ def brute_force(graph, lists, queue, machine, late, prefetch, start=0, arrivals=
         return [min(m.chunk_bytes, size - at) for at in range(0, size, m.chunk_bytes)]
 
     def math_parts(task):
-        total, n = max(1, -(-int(graph.flops[task]) * 10**9 // int(m.sm_flops))), max(1, len(chunks(task)))
+        flops, read = int(graph.flops[task]), int(graph.bytes[task])
+        total = max(1, -(-flops * 10**9 // int(m.sm_flops)), -(-read * 10**9 // int(m.sm_math_bandwidth)))
+        n = max(1, len(chunks(task)))
         return [total * (i + 1) // n - total * i // n for i in range(n)]
 
     def seen(task, earlier_kernels_at=start):

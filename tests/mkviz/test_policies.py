@@ -20,6 +20,7 @@ TOY = Machine(
     bandwidth=2e9,
     sm_bandwidth=1e9,
     sm_flops=1e9,
+    sm_math_bandwidth=1e18,
     ring_bytes=100,
     chunk_bytes=10,
     latency_ns=0,

@@ -14,8 +14,8 @@ from mkviz.simulated import NEWEST, SimulatedSource
 from mkviz.store import LiveStore
 
 PLAIN = Machine(
-    name="plain", sms=2, bandwidth=1e18, sm_bandwidth=1e18, sm_flops=1e9, ring_bytes=1024, chunk_bytes=1024, latency_ns=0,
-    publish_ns=5, hop_ns=7, feed_ns=0, task_overhead_ns=0, claim_ns=0, launch_ns=100,
+    name="plain", sms=2, bandwidth=1e18, sm_bandwidth=1e18, sm_flops=1e9, sm_math_bandwidth=1e18, ring_bytes=1024,
+    chunk_bytes=1024, latency_ns=0, publish_ns=5, hop_ns=7, feed_ns=0, task_overhead_ns=0, claim_ns=0, launch_ns=100,
 )  # fmt: skip
 
 

@@ -16,13 +16,14 @@ from mkviz.schedule import Schedule
 from mkviz.simulator import simulate
 from mkviz.validate import problems
 
-# 4 bytes/ns for all, 3 at most for one SM; 1 flop/ns; a ring of two chunks of 60 bytes.
+# 4 bytes/ns for all, 3 at most for one SM; math does 1 flop/ns and reads for nothing; a ring of two chunks of 60 bytes.
 TOY = Machine(
     name="toy",
     sms=2,
     bandwidth=4e9,
     sm_bandwidth=3e9,
     sm_flops=1e9,
+    sm_math_bandwidth=1e18,
     ring_bytes=120,
     chunk_bytes=60,
     latency_ns=0,
@@ -83,6 +84,16 @@ def test_worked_example():
     assert r.gbps == 240 / 130
     assert r.label == "simulated (toy)"
     assert r.events["task"].tolist() == [0, 2, 1]  # SM by SM
+
+
+def test_math_reads_its_bytes_no_faster_than_shared_memory_gives_them():
+    # As above, but math reads 1 byte/ns: task 0 takes its 120 ns instead of 60, 30 to 150, seen at 165; task 1, whose 60 bytes
+    # take longer than its 10 flops, 30 to 90.  Task 2 reads its 60 bytes 165 to 225.
+    r = by_task(simulate(join(), JOIN_LISTS, replace(TOY, sm_math_bandwidth=1e9)))
+    assert (r["begin"], r["end"]) == ([30, 30, 165], [150, 90, 225])
+    # At 4 bytes/ns task 1 alone is held up, 15 ns instead of 10, and nobody waits for that.
+    r = by_task(simulate(join(), JOIN_LISTS, replace(TOY, sm_math_bandwidth=4e9)))
+    assert (r["begin"], r["end"]) == ([30, 30, 105], [90, 45, 125])
 
 
 def test_worked_example_without_prefetch():
@@ -162,6 +173,7 @@ def random_machine(rng):
         bandwidth=float(rng.integers(1_000_000_000, 12_000_000_000)),
         sm_bandwidth=float(rng.integers(1_000_000_000, 8_000_000_000)),
         sm_flops=1e9,
+        sm_math_bandwidth=float(rng.integers(1_000_000_000, 20_000_000_000)),
         ring_bytes=chunk * int(rng.integers(1, 5)) + 5,
         chunk_bytes=chunk,
         **{f"{x}_ns": int(rng.integers(0, 2) * rng.integers(0, 30))
@@ -233,7 +245,7 @@ def test_nothing_happens_that_cannot(policy, mode):
         for a, b in (("claim", "ready"), ("ready", "begin"), ("begin", "end"), ("end", "publish")):
             assert (e[a] <= e[b]).all()
         assert (e["begin"] < e["end"]).all()
-        math = np.maximum(1, np.ceil(g.flops / (m.sm_flops / 1e9)))
+        math = np.maximum(1, np.ceil(np.maximum(g.flops * 1e9 / m.sm_flops, g.bytes * 1e9 / m.sm_math_bandwidth)))
         assert (e["end"] - e["begin"] >= math).all()
         for sm in range(16):  # math does one task at a time, in the order of the list
             lane = r.events[r.events["sm"] == sm]
@@ -276,8 +288,8 @@ def test_streaming_reaches_the_ceiling():
     g = b.build()
     r = simulate(g, make_schedule(g, 132, policy="round_robin"))
     stream = r.bytes / H200.bandwidth * 1e9
-    chunks = 20 * 4  # per SM, up to 1 ns lost by each; after the last one landed, its math: a quarter of 65536 flops
-    ending = H200.latency_ns + 65536 / 4 / (H200.sm_flops / 1e9) + H200.publish_ns
+    chunks = 20 * 4  # per SM, up to 1 ns lost by each; after the last one landed, its math: a quarter of 65536 bytes
+    ending = H200.latency_ns + 65536 / 4 / (H200.sm_math_bandwidth / 1e9) + H200.publish_ns
     assert stream < r.makespan <= stream + chunks + ending + 2
 
 
@@ -308,7 +320,14 @@ def test_bad_input():
         simulate(replace(g, meta={"late_ops": ["expert"]}), JOIN_LISTS, TOY)
     with pytest.raises(MkvizError, match=r"toy: 1000\.0 bytes/s for 2 SMs"):
         simulate(g, JOIN_LISTS, replace(TOY, bandwidth=1e3))
-    for field, value in (("hop_ns", -1), ("hop_ns", 0.5), ("bandwidth", 0), ("sm_flops", float("nan")), ("ring_bytes", 59)):
+    for field, value in (
+        ("hop_ns", -1),
+        ("hop_ns", 0.5),
+        ("bandwidth", 0),
+        ("sm_flops", float("nan")),
+        ("sm_math_bandwidth", 0),
+        ("ring_bytes", 59),
+    ):
         with pytest.raises(MkvizError, match=f"machine toy: .*{value}"):
             replace(TOY, **{field: value})
 
