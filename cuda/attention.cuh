@@ -148,32 +148,36 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
 }
 
 // Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
+// All reads of MERGE_AHEAD splits are under way together.
+static constexpr u32 MERGE_AHEAD = MK_BULK ? 16 : 12;  // below sm_90 copies take more registers
+
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
   const Params& p = b.p;
   u32 lane = b.lane, window = b.layers[t.layer].window, d = lane * 4;
   u32 splits = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
   u64 at = ((u64)row * p.heads + t.c) * p.splits;
-  const float *top = (const float*)p.part_max + at, *sum = (const float*)p.part_sum + at, *out = (const float*)p.part_out + at * p.head_dim;
-  float m = NEG_INF, l = 0;
-  for (u32 s = lane; s < splits; s += 32) m = fmaxf(m, __ldcg(top + s));
-  for (u32 o = 16; o; o >>= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, o));
+  const float *tops = (const float*)p.part_max + at, *sums = (const float*)p.part_sum + at;
+  const float* out = (const float*)p.part_out + at * p.head_dim + d;
+  float peak = NEG_INF, l = 0;
   float4 y = {0, 0, 0, 0};
-  for (u32 base = 0; base < splits; base += 32) {
-    u32 n = min(32u, splits - base);
-    float weight = lane < n ? __expf(__ldcg(top + base + lane) - m) : 0;
-    if (lane < n) l += weight * __ldcg(sum + base + lane);
 #pragma unroll 1
-    for (u32 first = 0; first < n; first += 8) {
-      float4 v[8];  // eight splits under way at a time
+  for (u32 base = 0; base < splits; base += MERGE_AHEAD) {
+    u32 n = min(MERGE_AHEAD, splits - base);
+    float top = lane < n ? __ldcg(tops + base + lane) : NEG_INF, sum = lane < n ? __ldcg(sums + base + lane) : 0;
+    float4 v[MERGE_AHEAD];
 #pragma unroll
-      for (u32 i = 0; i < 8; ++i)
-        v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim + d))
-                                               : make_float4(0, 0, 0, 0);
+    for (u32 i = 0; i < MERGE_AHEAD; ++i)
+      v[i] = i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
+    float last = peak;
+    peak = fmaxf(peak, top);
+    for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
+    float scale = __expf(last - peak), weight = __expf(top - peak);  // of what is there, and of what comes to it
+    l = l * scale + weight * sum;
+    y.x *= scale, y.y *= scale, y.z *= scale, y.w *= scale;
 #pragma unroll
-      for (u32 i = 0; i < 8; ++i) {
-        float w = __shfl_sync(~0u, weight, first + i);
-        y.x += w * v[i].x, y.y += w * v[i].y, y.z += w * v[i].z, y.w += w * v[i].w;
-      }
+    for (u32 i = 0; i < MERGE_AHEAD; ++i) {
+      float w = __shfl_sync(~0u, weight, i);
+      y.x += w * v[i].x, y.y += w * v[i].y, y.z += w * v[i].z, y.w += w * v[i].w;
     }
   }
   for (u32 o = 16; o; o >>= 1) l += __shfl_xor_sync(~0u, l, o);

@@ -20,6 +20,8 @@ static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
 #endif
 static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = (MK_EXPERTS + 31) / 32 * 32, MAX_TOP_K = 16;
 static constexpr u32 MAX_ACTIVE = ROWS * MAX_TOP_K < MAX_EXPERTS ? ROWS * MAX_TOP_K : MAX_EXPERTS;
+// At level 1 one in so many of an SM's tasks reads the ring's fill, and those whose bytes came last.  0: not read.
+static constexpr u32 FILL_EVERY = MK_TRACE > 1 ? 1 : 4;
 static constexpr u32 STAMPS = 64;     // tasks whose stamps are kept: more than can be in flight between loader and storer
 
 enum Role : u32 { ROLE_LOADER, ROLE_FEEDER, ROLE_MATH, ROLE_STORER };
@@ -36,7 +38,7 @@ struct Tile {
   u32 work;  // number of the task among the SM's tasks with work: where its stamps are
 };
 
-struct Stamp { u32 owner, ns, claim, ready, begin, end, first_chunk, last_chunk, last_wait, landed; };  // landed: a bit a chunk
+struct Stamp { u32 owner, ns, claim, ready, begin, end, last_chunk, last_wait, landed, late; };
 
 struct Routing {
   u32 count;                           // active experts
@@ -51,6 +53,8 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   uint2 probs[SPLIT / 16][32];         // P of a split as B fragments
   Routing routing[2];                  // of the SM's routed layers, in turn
   Stamp stamp[STAMPS];
+  Stamp alone[STORERS];                // of the storers' own tasks
+  mkviz::Ring ring[STORERS];           // here, because the storers have no registers to spare
   u64 full[MAX_STAGES], empty[MAX_STAGES];
   u64 ready[SLOTS], done[SLOTS];       // feeder -> math -> feeder
   u64 tile_full[STORERS][TILE_BUFFERS], tile_empty[STORERS][TILE_BUFFERS];
@@ -58,7 +62,7 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   Task task[WARPS][2];                 // what each warp is at, and the one before
   u32 position[ROWS], first[ROWS], sequence[ROWS], wants[ROWS];  // of the rows, at the launch's first step
   float norm[2][ROWS][FEEDERS];        // per pass and row: each feeder's part of the sum
-  u32 feeder_failed, poll_budget;
+  u32 poll_budget;
   Abort* abort;
   u64 math_team, feeder_team;          // barriers inside a role: not bar.sync, which a warp that has left would hang
 };
@@ -67,7 +71,7 @@ struct Block {
   const Params& p;
   Shared& s;
   char* ring;    // stages x CHUNK
-  u32* x;        // resident activations: bf16 pairs, [ROWS][x_stride]
+  u32* x;        // resident activations: bf16 pairs, [rows][x_stride]
   u32* q;        // [2][ROWS][q_stride]
   const Layer* layers;
   u32 q_stride, sm, lane, warp;
@@ -121,6 +125,11 @@ struct Waiter {
   // Until the counter has reached the target (signed difference, so a wrap does not matter).  False: the launch is given up.
   __device__ __forceinline__ bool counter(u32 c, u32 target, u32 task, u32 step) const {
     return wait_counter((const u32*)p.counters + c * 32, target, c, role, task, step);
+  }
+
+  // Whether it has.
+  __device__ __forceinline__ bool seen(u32 c, u32 target) const {
+    return (int)(ptx::load_acquire((const u32*)p.counters + c * 32) - target) >= 0;
   }
 
   // Until the phase of a barrier is over.
@@ -224,6 +233,7 @@ __device__ __forceinline__ Stamp& stamp_of(Block& b, u32 work) { return b.s.stam
 // before the contest, so that no later stamp of the loser precedes it.
 __device__ __forceinline__ void claim(Block& b, u32 work) {
   Stamp& s = stamp_of(b, work);
+  if (*(volatile u32*)&s.owner == work + 1) return;
   u32 ns = (u32)ptx::global_ns(), now = ptx::cycles();
   if (atomicExch(&s.owner, work + 1) != work + 1) s.ns = ns, s.claim = now;
 }

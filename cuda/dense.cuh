@@ -7,7 +7,8 @@
 template <typename Next>
 __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k16, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4;
-  const u32* x = b.x + (lane >> 2) * b.p.x_stride + (lane & 3) + f0 * 8;
+  // columns beyond the rows compute what nobody reads
+  const u32* x = b.x + min(lane >> 2, b.p.rows - 1) * b.p.x_stride + (lane & 3) + f0 * 8;
 #pragma unroll 1
   for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {  // base: this warp's first fragment
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
@@ -18,28 +19,48 @@ __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k
   }
 }
 
-// The same with activations that are read once: B fragments straight from global memory, one chunk ahead.
+// The chunks of `parts` vectors of k16 fragments each, one behind the other, and then of one more of `tail` fragments.
+struct Parts {
+  u32 k16, parts, tail, left;
+  __device__ __forceinline__ Parts(u32 k16, u32 parts, u32 tail) : k16(k16), parts(parts), tail(tail), left(k16) {}
+
+  // Fragments of the next chunk, 0 after the last one.
+  __device__ __forceinline__ u32 next() {
+    u32 n = min(left, CHUNK_K16);
+    left -= n;
+    if (left == 0 && parts) left = --parts ? k16 : tail;
+    return n;
+  }
+};
+
+// The same with activations that are read once, straight from global memory: `v` has the parts, `w` the tail.  A read takes as
+// long as several chunks do, so AHEAD of them are under way.
 template <typename Next>
-__device__ __forceinline__ void multiply_streamed(Block& b, float (&c)[4], const uint2* v, u32 k16, Next next_chunk) {
+__device__ __forceinline__ void multiply_streamed(Block& b, float (&c)[4], const uint2* v, const uint2* w, Parts parts, Next next_chunk) {
+  constexpr u32 AHEAD = MK_BULK ? 4 : 3;  // one more spills below sm_90
   u32 lane = b.lane, f0 = b.warp * 4;
-  v += f0 * 32 + lane;
-  uint2 now[4] = {}, soon[4] = {};
+  bool mine = (lane >> 2) < b.p.rows;
+  uint2 held[AHEAD][4];
+  Parts reads = parts;
+  auto read = [&](uint2 (&to)[4]) {
+    const uint2* from = (reads.parts ? v : w) + f0 * 32 + lane;
+    u32 in_tail = reads.parts == 0, n = reads.next();
 #pragma unroll
-  for (u32 i = 0; i < 4; ++i)
-    if (f0 + i < k16) now[i] = __ldcg(v + i * 32);
-#pragma unroll 1
-  for (u32 base = f0; base < k16 + f0; base += CHUNK_K16) {
-    v += CHUNK_K16 * 32;
+    for (u32 i = 0; i < 4; ++i) to[i] = mine && f0 + i < n ? __ldcg(from + i * 32) : make_uint2(0, 0);
+    (in_tail ? w : v) += n * 32;
+  };
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-      if (base + CHUNK_K16 + i < k16) soon[i] = __ldcg(v + i * 32);
-    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+  for (u32 i = 0; i < AHEAD; ++i) read(held[i]);
+  for (u32 n = parts.next(); n;) {
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-      if (base + i < k16) ptx::mma(c, a[i * 32], now[i].x, now[i].y);
-    next_chunk.release();
+    for (u32 j = 0; j < AHEAD && n; ++j, n = parts.next()) {
+      const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) now[i] = soon[i];
+      for (u32 i = 0; i < 4; ++i)
+        if (f0 + i < n) ptx::mma(c, a[i * 32], held[j][i].x, held[j][i].y);
+      next_chunk.release();
+      read(held[j]);
+    }
   }
 }
 

@@ -47,18 +47,23 @@ struct Feeder {
     return all;
   }
 
-  __device__ __forceinline__ bool norm(u32 layer, bool second) {
+  // Of layer `layer`, the last one's being the final norm.
+  __device__ __forceinline__ void load_weight(float4 (&g)[HELD], u32 layer, bool second, u32 base) {
     const Params& p = b.p;
     const float4* weight = (const float4*)(layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm);
+    load(g, base, p.hidden / 4, [&](u32 at) { return __ldg(weight + at); });
+  }
+
+  // `g` has the first weights.
+  __device__ __forceinline__ bool norm(u32 layer, bool second, float4 (&g)[HELD]) {
+    const Params& p = b.p;
     u32 n = p.hidden / 4, warp = thread >> 5;
-    bool keep = p.rows == 1 && n <= HELD * STRIDE, loaded = false;
-    float4 v[HELD], g[HELD];
+    bool whole = n <= HELD * STRIDE, keep = p.rows == 1 && whole, loaded = false;
+    float4 v[HELD];
     auto load_x = [&](u32 row, u32 base) {
       const float4* from = (const float4*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row));
       load(v, base, n, [&](u32 at) { return __ldcg(from + at); });
     };
-    auto load_weight = [&](u32 base) { load(g, base, n, [&](u32 at) { return __ldg(weight + at); }); };
-    if (keep) load_weight(0);  // on their way together with x
     for (u32 pass = p.centre ? 0 : 1; pass < 2; ++pass) {  // 0: means; 1: mean squares of what is left
       for (u32 row = 0; row < p.rows; ++row) {
         float sum = 0, mean = pass && p.centre ? together(0, row) / p.hidden : 0;
@@ -80,7 +85,8 @@ struct Feeder {
     for (u32 row = 0; row < p.rows; ++row) {
       float mean = p.centre ? together(0, row) / p.hidden : 0, scale = rsqrtf(together(1, row) / p.hidden + p.eps);
       for (u32 base = 0; base < n; base += HELD * STRIDE) {
-        if (!loaded) load_x(row, base), load_weight(base);
+        if (!loaded) load_x(row, base);
+        if (!whole) load_weight(g, layer, second, base);
 #pragma unroll
         for (u32 i = 0; i < HELD; ++i) {
           u32 at = base + i * STRIDE + thread;
@@ -92,22 +98,25 @@ struct Feeder {
         }
       }
     }
-    return team();
+    return true;
   }
 
-  // Thread 0 polls, the others wait for it at the team's barrier.
+  // Lane 0 of each feeder polls for its warp: sooner than if one did for all and had to tell them.
   __device__ __forceinline__ bool counters(const Task& t, u32& last_wait) {
     last_wait = mkviz::NO_WAIT;
-    for (u32 i = 0; i < t.waits; ++i) {
-      u32 target = walk.target(t.wait_arrivals[i], t.need[i]);
-      if ((int)(ptx::load_acquire((const u32*)b.p.counters + t.wait[i] * 32) - target) >= 0) continue;
-      last_wait = i;
+    bool there = true;
+    if (b.lane == 0) {
+      for (u32 i = 0; i < t.waits && there; ++i) {
+        u32 target = walk.target(t.wait_arrivals[i], t.need[i]);
+        if (walk.wait.seen(t.wait[i], target)) continue;
+        last_wait = i;
 #if MK_TRACE
-      ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[i], target};
+        if (thread == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[i], target};
 #endif
-      if (!walk.wait.counter(t.wait[i], target, t.id, walk.step)) return false;
+        there = walk.wait.counter(t.wait[i], target, t.id, walk.step);
+      }
     }
-    return true;
+    return __shfl_sync(~0u, there, 0);
   }
 
   __device__ __forceinline__ bool task(const Task& t) {
@@ -121,26 +130,33 @@ struct Feeder {
 #endif
     // a counter that was there once is there for the rest of the step: most tasks of a layer wait for what the first one saw
     if (walk.step != seen_step) seen[0] = seen[1] = NO_COUNTER, seen_step = walk.step;
-    bool known = true;
-    for (u32 i = 0; i < t.waits; ++i) known = known && (t.wait[i] == seen[0] || t.wait[i] == seen[1]);
+    bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD, fresh = false;
+    u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
+    float4 norm_weight[HELD];
+    if (reads_x(t.op) && (tag != x_tag || walk.step != x_step)) {
+      fresh = true;
+      load_weight(norm_weight, layer, second, 0);  // under way while the counters are awaited
+    }
+    bool works = fresh || t.op == ATTENTION, known = !works && thread >= 32;  // who has nothing to do leaves the wait to warp 0
+    if (!known) {
+      known = true;
+      for (u32 i = 0; i < t.waits; ++i) known = known && (t.wait[i] == seen[0] || t.wait[i] == seen[1]);
+    }
     u32 last_wait = mkviz::NO_WAIT;
-    if (!known && thread == 0 && !counters(t, last_wait)) b.s.feeder_failed = 1;
+    if (!known) {
+      if (!counters(t, last_wait)) return false;
+      seen[0] = t.wait[0], seen[1] = t.waits > 1 ? t.wait[1] : seen[1];
+    }
 #if MK_TRACE
     if (thread == 0) {
       Stamp& s = stamp_of(b, walk.work);
       s.ready = ptx::cycles(), s.last_wait = last_wait;
     }
 #endif
-    if (!known) {
-      if (!team() || b.s.feeder_failed) return false;
-      seen[0] = t.wait[0], seen[1] = t.waits > 1 ? t.wait[1] : seen[1];
-    }
     if (reads_x(t.op)) {
-      bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD;
-      u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
-      if (tag != x_tag || walk.step != x_step) {
+      if (fresh) {
         if (!finished(x_last, t)) return false;
-        if (!norm(layer, second)) return false;
+        if (!norm(layer, second, norm_weight)) return false;
         x_tag = tag, x_step = walk.step;
       }
       x_last = walk.work + 1;
@@ -149,9 +165,9 @@ struct Feeder {
       if (!finished(q_before, t)) return false;
       attention_feed(b, t, buffer, thread);
       q_before = q_last, q_last = walk.work + 1, ++q_next;
-      if (!team()) return false;
     }
-    if (thread == 0) ptx::arrive(ptx::shared_address(&b.s.ready[walk.work % SLOTS]));
+    __syncwarp();
+    if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.ready[walk.work % SLOTS]));
     ++walk.work;
     return true;
   }

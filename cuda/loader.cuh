@@ -154,7 +154,7 @@ struct Loader {
     ++walk.work;
     if (!(t.op == ATTENTION ? pages(t) : weights(t))) return false;
 #if MK_TRACE
-    if (t.op == EXPERT_UP && t.slot == 0 && t.tile == 0) note_routes(t.layer);  // one task of the layer does, wherever it runs
+    if (t.op == EXPERT_DOWN && t.tile == 0) note_routes(t.layer);  // once a layer, and not before all experts are under way
 #endif
     return true;
   }

@@ -9,7 +9,6 @@ struct Math {
   u32 tiles = 0;   // finished tiles of each storer, four counts of 8 bits
   u32 q_next = 0;
   bool failed = false;
-  bool first = false;  // the next chunk is the first of its task
 
   __device__ __forceinline__ explicit Math(Block& block) : b(block), walk(block, ROLE_MATH) {}
 
@@ -20,18 +19,9 @@ struct Math {
     __device__ __forceinline__ const char* wait() {
       Block& b = m.b;
       u32 stage = m.place.stage;
-#if MK_TRACE
-      u32 landed = m.first && b.warp == 0 ? m.landed() : 0;
-#endif
       if (!m.failed && !m.walk.wait.barrier(b.s.full[stage], m.place.phase, t.id, m.walk.step)) m.failed = true;
-#if MK_TRACE
-      if (b.warp == 0 && b.lane == 0 && (m.first || MK_TRACE > 1)) {
-        u32 now = ptx::cycles();
-        Stamp& s = stamp_of(b, m.walk.work);
-        if (m.first) s.begin = s.first_chunk = now, s.landed = landed;
-        s.last_chunk = now;
-      }
-      m.first = false;
+#if MK_TRACE > 1
+      m.last_chunk = ptx::cycles();
 #endif
       return b.ring + stage * CHUNK;
     }
@@ -43,10 +33,44 @@ struct Math {
   };
 
 #if MK_TRACE
-  // At a task's first chunk, before waiting for it: which of the ring's chunks have landed, one stage a lane.
-  __device__ __forceinline__ u32 landed() const {
+  // Stamps cost a warp time, so the warps take turns, a task each: the others go on, and the ring lets them.  None is taken inside
+  // the loops over chunks, which are slower for every instruction more.
+#if MK_TRACE > 1
+  u32 last_chunk = 0;
+#endif
+
+  __device__ __forceinline__ bool in_turn() const { return b.warp == (walk.work & (MATH_WARPS - 1)); }
+
+  __device__ __forceinline__ bool first_landed() const {
+    return ptx::phase_over_now(ptx::shared_address(&b.s.full[place.stage]), place.phase);
+  }
+
+  // The task is ready.  Await its first chunk, as its first product will once more; `early`: it had landed before.
+  __device__ __forceinline__ bool begin(const Task& t, bool early) {
+    bool late = !early && !first_landed();
+    if (late && !wait_barrier(ptx::shared_address(&b.s.full[place.stage]), place.phase, ROLE_MATH, t.id, walk.step)) return false;
+    u32 now = ptx::cycles(), landed = 0;
+    if (late || (walk.work & (FILL_EVERY - 1)) == 0) landed = stages_landed();
+    Stamp& s = stamp_of(b, walk.work);
+    if (b.lane == 0) s.begin = now, s.landed = landed, s.late = late;
+    return true;
+  }
+
+  // How many of the ring's chunks have landed, from the place on: one stage a lane, and barriers are looked at one by one.
+  __device__ __forceinline__ u32 stages_landed() const {
     u32 n = b.p.stages, stage = place.stage + b.lane, over = stage >= n;
-    return __ballot_sync(~0u, b.lane < n && ptx::phase_over_now(ptx::shared_address(&b.s.full[stage - (over ? n : 0)]), place.phase ^ over));
+    bool here = b.lane < n && ptx::phase_over_now(ptx::shared_address(&b.s.full[stage - (over ? n : 0)]), place.phase ^ over);
+    return __popc(__ballot_sync(~0u, here));
+  }
+
+  // At the task's end, before the storer is told.
+  __device__ __forceinline__ void write_end(u32 end) {
+    Stamp& s = stamp_of(b, walk.work);
+    if (b.lane) return;
+    s.end = end;
+#if MK_TRACE > 1
+    s.last_chunk = last_chunk;
+#endif
   }
 #endif
 
@@ -55,26 +79,35 @@ struct Math {
     if (!walk.wait.barrier(b.s.tile_empty[storer][buffer], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return false;
     Tile& tile = b.s.tile[storer][buffer];
     Next next{*this, t};
+#if MK_TRACE
+    u32 end;
+#endif
     if (t.op == ATTENTION) {
       if (!attention_math(b, t, walk, q_next & 1, tile, next)) return false;
+#if MK_TRACE
+      end = ptx::cycles();
+#endif
     } else {
       float c[4] = {};
       if (t.op == O_PROJ || t.op == DENSE_DOWN || t.op == EXPERT_DOWN) {
         // one vector, or those of the active experts in turn and then that of the shared ones: a single accumulation
-        u32 parts = t.op == EXPERT_DOWN ? walk.routing().count : 1;
         u64 v = t.op == O_PROJ ? b.p.attention : t.op == DENSE_DOWN ? b.p.dense_hidden : b.p.expert_hidden;
-#pragma unroll 1
-        for (u32 part = 0; part < parts + (t.tail != 0); ++part, v += t.k16 * 256)
-          multiply_streamed(b, c, (const uint2*)(part < parts ? v : b.p.shared_hidden), part < parts ? t.k16 : t.tail, next);
+        Parts parts(t.k16, t.op == EXPERT_DOWN ? walk.routing().count : 1, t.tail);
+        multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
       } else {
         multiply_resident(b, c, t.k16, next);
       }
+#if MK_TRACE
+      end = ptx::cycles();  // read while the last products are under way
+#endif
       tile.part[b.warp][b.lane] = make_float4(c[0], c[1], c[2], c[3]);
     }
     if (failed) return false;
-    if (b.warp == 0 && b.lane == 0) tile.work = walk.work;
 #if MK_TRACE
-    if (b.warp == 0 && b.lane == 0 && index + 1 == t.blocks) stamp_of(b, walk.work).end = ptx::cycles();
+    if (in_turn()) {
+      if (b.lane == 0) tile.work = walk.work;
+      if (index + 1 == t.blocks) write_end(end);
+    }
 #endif
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_full[storer][buffer]));
@@ -86,9 +119,14 @@ struct Math {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if (!walk.has_work(t)) return true;
+#if MK_TRACE
+    bool early = in_turn() && first_landed();  // asked while the task is not ready, which costs nothing then
+#endif
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
-    first = true;
+#if MK_TRACE
+    if (in_turn() && !begin(t, early)) return false;
+#endif
     for (u32 i = 0; i < t.blocks; ++i)
       if (!block(t, i)) return false;
     if (t.op == ATTENTION) ++q_next;

@@ -7,7 +7,7 @@
 __device__ __forceinline__ void init_barriers(Shared& s, u32 stages) {
   auto init = [](u64& bar, u32 arrivals) { ptx::mbarrier_init(ptx::shared_address(&bar), arrivals); };
   for (u32 i = 0; i < stages; ++i) init(s.full[i], ptx::LOAD_ARRIVALS), init(s.empty[i], MATH_WARPS);
-  for (u32 i = 0; i < SLOTS; ++i) init(s.ready[i], 1), init(s.done[i], MATH_WARPS);
+  for (u32 i = 0; i < SLOTS; ++i) init(s.ready[i], FEEDERS), init(s.done[i], MATH_WARPS);
   for (u32 i = 0; i < STORERS; ++i)
     for (u32 j = 0; j < TILE_BUFFERS; ++j) init(s.tile_full[i][j], MATH_WARPS), init(s.tile_empty[i][j], 1);
   for (u32 i = 0; i < 2; ++i) init(s.routed[i], 1), init(s.routing_free[i], MATH_WARPS + FEEDERS + STORERS);
@@ -22,11 +22,11 @@ static_assert((sizeof(Shared) + 127) / 128 * 128 <= MK_FIXED_SHARED, "the host r
 extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid_constant__ Params p) {
   Shared& s = shared_block();
   char* ring = block_memory + (sizeof(Shared) + 127) / 128 * 128;
-  u32* x = (u32*)(ring + p.stages * CHUNK);
-  u32* q = x + ROWS * p.x_stride;
-  u32 q_stride = p.head_dim / 2 + 4, words = ROWS * p.x_stride + 2 * ROWS * q_stride;
+  u32* q = (u32*)(ring + p.stages * CHUNK);
+  u32 q_stride = p.head_dim / 2 + 4;
   u32* layers = q + 2 * ROWS * q_stride;
-  for (u32 i = threadIdx.x; i < words; i += THREADS) x[i] = 0;  // rows that the step does not have stay zero
+  u32* x = layers + p.layer_count * (sizeof(Layer) / 4);  // last, since it is as long as the step has rows
+  for (u32 i = threadIdx.x; i < 2 * ROWS * q_stride; i += THREADS) q[i] = 0;  // heads beyond the group stay zero
   for (u32 i = threadIdx.x; i < p.layer_count * (sizeof(Layer) / 4); i += THREADS) layers[i] = __ldg((const u32*)p.layers + i);
   for (u32 i = threadIdx.x; i < p.rows; i += THREADS) {
     s.position[i] = ((const u32*)p.position)[i], s.first[i] = ((const u32*)p.first)[i];
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
   }
   for (u32 i = threadIdx.x; i < STAMPS; i += THREADS) s.stamp[i].owner = 0;
   if (threadIdx.x == 0) {
-    s.feeder_failed = 0, s.poll_budget = p.poll_budget, s.abort = (Abort*)p.abort;
+    s.poll_budget = p.poll_budget, s.abort = (Abort*)p.abort;
     init_barriers(s, p.stages);
   }
   __syncthreads();

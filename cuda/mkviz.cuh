@@ -30,6 +30,8 @@ struct Ring {
   u32 mask, shift;
   u64 head, room;      // records written; what the limit was when it was read last
 
+  Ring() = default;
+
   __device__ __forceinline__ Ring(Record* all_records, Live* all_live, const u64* limits, u32 capacity, u32 ring)
       : records(all_records + (u64)ring * capacity), live(all_live + ring), limit(limits + ring), mask(capacity - 1),
         shift(31 - __clz(capacity)), head(all_live[ring].head), room(*(const volatile u64*)limit) {}

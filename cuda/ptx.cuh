@@ -115,6 +115,7 @@ __device__ __forceinline__ bool phase_over_now(u32 bar, u32 parity) {
 
 #if MK_BULK
 static constexpr u32 LOAD_ARRIVALS = 1;
+static constexpr u64 READ_ONCE = 0x12f0000000000000;  // the cache policy of createpolicy.fractional.L2::evict_first
 #else
 static constexpr u32 LOAD_ARRIVALS = 32;
 #endif
@@ -123,8 +124,8 @@ __device__ __forceinline__ void load_chunk(u32 to, const void* from, u32 bytes, 
 #if MK_BULK
   if (lane == 0) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(bar) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar), "l"(READ_ONCE) : "memory");
   }
 #else
   for (u32 at = lane * 16; at < bytes; at += 512)

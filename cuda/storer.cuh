@@ -7,29 +7,36 @@ struct Storer {
   Block& b;
   Walker walk;
   u32 index, tiles = 0;
-#if MK_TRACE
-  mkviz::Ring ring;
-#endif
 
-  __device__ __forceinline__ explicit Storer(Block& block)
-      : b(block), walk(block, ROLE_STORER), index(block.warp - STORER0)
+  __device__ __forceinline__ explicit Storer(Block& block) : b(block), walk(block, ROLE_STORER), index(block.warp - STORER0) {
 #if MK_TRACE
-        , ring((Record*)block.p.records, (Live*)block.p.live, (const u64*)block.p.limit, block.p.ring_capacity, block.sm * STORERS + index)
+    if (b.lane == 0)
+      ring() = mkviz::Ring((Record*)b.p.records, (Live*)b.p.live, (const u64*)b.p.limit, b.p.ring_capacity, b.sm * STORERS + index);
 #endif
-  {}
+  }
+
+  __device__ __forceinline__ mkviz::Ring& ring() { return b.s.ring[index]; }
 
   __device__ __forceinline__ u64 step_number() const { return ((u64)b.p.step_high << 32 | b.p.step_low) + walk.step; }
 
   // -- tasks without products
+
+  static constexpr u32 AT_ONCE = 8;  // reads under way together: each takes about a microsecond
 
   __device__ __forceinline__ void embed(const Task& t) {
     const Params& p = b.p;
     for (u32 row = t.a; row < min(t.b, p.rows); ++row) {
       u32 token = __ldcg((const u32*)p.token + row);
       float2* x = (float2*)x_of(p, 0, row);
-      for (u32 k = b.lane * 2; k < p.hidden; k += 64) {
-        u32 pair = __ldg((const u32*)p.embed + packed_index(token, k, p.hidden / 16) / 2);
-        x[k / 2] = make_float2(from_bf16(pair & 0xffff), from_bf16(pair >> 16));
+#pragma unroll 1
+      for (u32 first = b.lane * 2; first < p.hidden; first += 64 * AT_ONCE) {
+        u32 pair[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i)
+          if (first + i * 64 < p.hidden) pair[i] = __ldg((const u32*)p.embed + packed_index(token, first + i * 64, p.hidden / 16) / 2);
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i)
+          if (first + i * 64 < p.hidden) x[first / 2 + i * 32] = make_float2(from_bf16(pair[i] & 0xffff), from_bf16(pair[i] >> 16));
       }
     }
   }
@@ -37,11 +44,22 @@ struct Storer {
   __device__ __forceinline__ void pick(const Task& t) {
     const Params& p = b.p;
     for (u32 row = t.a; row < min(t.b, p.rows); ++row) {
+      const float* tops = (const float*)p.tile_max + row * p.head_tiles;
+      const u32* tokens = (const u32*)p.tile_arg + row * p.head_tiles;
       float best = NEG_INF;
       u32 token = ~0u;
-      for (u32 i = b.lane; i < p.head_tiles; i += 32) {
-        float v = __ldcg((const float*)p.tile_max + row * p.head_tiles + i);
-        if (token == ~0u || v > best) best = v, token = __ldcg((const u32*)p.tile_arg + row * p.head_tiles + i);
+#pragma unroll 1
+      for (u32 first = b.lane; first < p.head_tiles; first += 32 * AT_ONCE) {
+        float v[AT_ONCE];
+        u32 id[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+          u32 at = first + i * 32;
+          v[i] = at < p.head_tiles ? __ldcg(tops + at) : NEG_INF, id[i] = at < p.head_tiles ? __ldcg(tokens + at) : ~0u;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i)
+          if (id[i] != ~0u && (token == ~0u || v[i] > best)) best = v[i], token = id[i];
       }
       for (u32 o = 16; o; o >>= 1) {
         float v = __shfl_xor_sync(~0u, best, o);
@@ -61,7 +79,7 @@ struct Storer {
     last_wait = mkviz::NO_WAIT;
     for (u32 i = 0; i < t.waits; ++i) {
       u32 target = walk.target(t.wait_arrivals[i], t.need[i]);
-      if ((int)(ptx::load_acquire((const u32*)b.p.counters + t.wait[i] * 32) - target) >= 0) continue;
+      if (walk.wait.seen(t.wait[i], target)) continue;
       last_wait = i;
       if (!walk.wait.counter(t.wait[i], target, t.id, walk.step)) return false;
     }
@@ -120,23 +138,28 @@ struct Storer {
   __device__ __forceinline__ bool task(const Task& t) {
     if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
     if ((t.order & (STORERS - 1)) != index) return true;
-#if MK_TRACE
-    Stamp s;
-#endif
     u32 last_wait, work = 0;
-    bool worked;
-    if (is_vector(t.op)) {
+    bool worked, vector = is_vector(t.op);
+#if MK_TRACE
+    Stamp& alone = b.s.alone[index];
+    auto mark = [&](u32& at) {
+      if (b.lane == 0) at = ptx::cycles();
+    };
+#endif
+    if (vector) {
       jitter(b.p, b.sm * 8 + 3, t.id);
 #if MK_TRACE
-      s.ns = (u32)ptx::global_ns(), s.claim = ptx::cycles();
+      if (b.lane == 0) alone.ns = (u32)ptx::global_ns(), alone.landed = alone.late = 0;
+      mark(alone.claim);
 #endif
       if (!vector_task(t, last_wait)) return false;
 #if MK_TRACE
-      s.ready = s.begin = ptx::cycles(), s.last_wait = last_wait, s.landed = 1;
+      if (b.lane == 0) alone.last_wait = last_wait;
+      mark(alone.ready);
 #endif
       worked = vector_run(t);
 #if MK_TRACE
-      s.end = ptx::cycles();
+      mark(alone.end);
 #endif
     } else {
       worked = walk.has_work(t);
@@ -147,45 +170,48 @@ struct Storer {
     }
     __syncwarp();
     if (b.lane == 0) {
+      ptx::fence();
 #if MK_TRACE
       u32 publish = ptx::cycles();
 #endif
-      ptx::fence();
       for (u32 i = 0; i < t.raises; ++i) ptx::add_relaxed((u32*)b.p.counters + t.raise[i] * 32);
 #if MK_TRACE
-      ring.publish();
-      if (!is_vector(t.op)) {
-        if (worked) s = stamp_of(b, work);  // read only now: the consumers are already on their way
-        else s.ns = (u32)ptx::global_ns(), s.claim = s.ready = s.begin = s.end = publish, s.last_wait = mkviz::NO_WAIT, s.landed = 1;
-      }
-      u32 fill = worked && !is_vector(t.op) ? min(15u, __popc(s.landed) * 16 / b.p.stages) : 0, kind = worked ? mkviz::TASK : mkviz::SKIPPED;
-      u32 flags = kind | (t.raises ? 0u : (u32)mkviz::COVERED) | (s.landed & 1 ? 0u : (u32)mkviz::BYTES_LAST);
-      ring.write(t.id, (u32)step_number() & 1023, s.ns, s.ready - s.claim, s.begin - s.claim, s.end - s.claim, publish - s.claim,
-                 s.last_wait, fill, flags);
-#endif
-#if MK_TRACE > 1  // ready: its first chunk was seen landed; publish: its last chunk; begin, end: first and last math
-      if (worked && !is_vector(t.op))
-        ring.write(t.id, (u32)step_number() & 1023, s.ns, s.first_chunk - s.claim, s.begin - s.claim, s.end - s.claim,
-                   s.last_chunk - s.claim, mkviz::NO_WAIT, fill, mkviz::PHASES);
+      ring().publish();  // what is written down from here on delays no consumer
+      if (vector) alone.begin = alone.ready;
+      else if (!worked) alone = {0, (u32)ptx::global_ns(), publish, publish, publish, publish, publish, mkviz::NO_WAIT, 0, 0};
+      record(t, vector || !worked ? alone : stamp_of(b, work), publish, worked ? mkviz::TASK : mkviz::SKIPPED, vector);
 #endif
     }
     __syncwarp();
     return true;
   }
 
+#if MK_TRACE
+  __device__ __forceinline__ void record(const Task& t, const Stamp& s, u32 publish, u32 kind, bool vector) {
+    u32 step = (u32)step_number() & 1023, fill = min(15u, s.landed * 16 / b.p.stages);
+    u32 flags = kind | (t.raises ? 0u : (u32)mkviz::COVERED) | (s.late ? (u32)mkviz::BYTES_LAST : 0u);
+    ring().write(t.id, step, s.ns, s.ready - s.claim, s.begin - s.claim, s.end - s.claim, publish - s.claim, s.last_wait, fill, flags);
+#if MK_TRACE > 1  // ready: its first chunk was seen landed; publish: its last chunk; begin, end: first and last math
+    if (kind == mkviz::TASK && !vector)
+      ring().write(t.id, step, s.ns, s.begin - s.claim, s.begin - s.claim, s.end - s.claim, s.last_chunk - s.claim, mkviz::NO_WAIT, fill,
+                 mkviz::PHASES);
+#endif
+  }
+#endif
+
   __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
 #if MK_TRACE
       if (b.lane == 0) {
-        ring.step(step_number());
-        if ((walk.step & 31) == 0) ring.anchor(step_number());
+        if (walk.step == 0) ring().step(step_number());  // later ones are as far as the end of the step before says
+        if ((walk.step & 31) == 0) ring().anchor(step_number());
       }
 #endif
       for (u32 i = 0; i < b.count; ++i)
         if (!task(walk.task(i))) return;
 #if MK_TRACE
-      if (b.lane == 0) ring.step(step_number() + 1);
+      if (b.lane == 0) ring().step(step_number() + 1);
 #endif
     }
   }

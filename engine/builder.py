@@ -101,6 +101,10 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         o_done = [b.counter(f"o.{layer}.{t}") for t in range(o_tiles)]
         ffn_in = x if config.parallel else mid
 
+        if spec.mlp == "moe":  # first of all: no expert can be loaded before it is known
+            router = b.counter(f"router.{layer}")
+            matrix("router", config.experts, hidden, tiling.router, layer=layer, waits=[ffn_in], raises=[router])
+
         units = [(h, h // group) for h in range(config.heads)]
         units += [(config.heads + i, i % config.kv_heads) for i in range(2 * config.kv_heads)]
         tile = 0
@@ -111,9 +115,6 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
                 add("qkv", layer, tile=tile, a=(unit, p, end), read=macs * weight_bytes, macs=macs * rows, waits=[x],
                     raises=[qkv[g]])  # fmt: skip
                 tile += 1
-        if spec.mlp == "moe":
-            router = b.counter(f"router.{layer}")
-            matrix("router", config.experts, hidden, tiling.router, layer=layer, waits=[ffn_in], raises=[router])
 
         splits = layer_splits(config, layer, shape)
         tile = merges = 0

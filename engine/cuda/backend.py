@@ -27,7 +27,7 @@ from mkviz.policies import make_schedule
 from mkviz.schedule import Schedule
 from mkviz.validate import check
 
-FIXED_SHARED = 49 << 10  # bytes of a block's shared memory besides ring, activations and q; the build asserts that it is enough
+FIXED_SHARED = 53 << 10  # bytes of a block's shared memory besides ring, activations and q; the build asserts that it is enough
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
@@ -75,7 +75,8 @@ class CudaBackend:
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
         self.tiling = Tiling.for_tensor_cores(config, self.sms)
-        self._lay_out()
+        self.x_stride = (config.hidden // 2 + 7) // 8 * 8 + 4  # u32 words from one row of resident activations to the next
+        self.layout(self.max_rows)
         sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head))
         need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
         memory.check(need, self.device)
@@ -118,22 +119,22 @@ class CudaBackend:
 
     # -- the kernel -----------------------------------------------------------------------------------------------------
 
-    def _lay_out(self) -> None:
-        """Divide a block's shared memory: what is left beside the fixed part and the activations is the ring."""
+    def layout(self, rows: int) -> tuple[int, int]:
+        """(ring stages, bytes of a block's shared memory) for steps of up to ``rows`` rows: what is left beside the fixed part
+        and the activations is the ring."""
         c = self.config
-        self.x_stride = (c.hidden // 2 + 7) // 8 * 8 + 4
-        resident = 4 * abi.ROWS * (self.x_stride + 2 * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
-        self.stages = min(16, (self.device.shared - FIXED_SHARED - resident) // abi.CHUNK)
-        if self.stages < 3:
+        resident = 4 * (rows * self.x_stride + 2 * abi.ROWS * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
+        stages = min(16, (self.device.shared - FIXED_SHARED - resident) // abi.CHUNK)
+        if stages < 3:
             raise MkvizError(f"hidden_size: {c.hidden}", f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
-        self.shared_bytes = FIXED_SHARED + self.stages * abi.CHUNK + resident
+        return stages, FIXED_SHARED + stages * abi.CHUNK + resident
 
     def _compile(self) -> Path:
         return megakernel(self.device.arch, **kernel_defines(self.config.experts, self.trace, self.delays > 0))
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")
-        kernel.max_dynamic_shared_size_bytes = self.shared_bytes
+        kernel.max_dynamic_shared_size_bytes = self.device.shared
         return kernel
 
     def program(self, shape: StepShape) -> tuple[int, Program, dict[str, Any], list[int]]:
@@ -176,7 +177,7 @@ class CudaBackend:
             "poll_budget": self.poll_budget, "parallel": c.parallel, "centre": c.norm == "layer",
             "interleaved": c.rope_style == "interleaved", "router_kind": abi.ROUTERS.index(c.router) if c.router else 0,
             "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
-            "stages": self.stages, "x_stride": self.x_stride, "picked_counter": program.picked_counter,
+            "stages": self.layout(rows)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
             "eps": c.eps, "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
         }.items():  # fmt: skip
@@ -223,7 +224,7 @@ class CudaBackend:
         self._range = nvtx_range(f"mkviz steps {self.serial}–{self.serial + steps - 1}")
         self._begin = time.monotonic_ns()
         self._events[0].record(self._stream)
-        self._launch((self.sms,), (THREADS,), (params,), shared_mem=self.shared_bytes, stream=self._stream)
+        self._launch((self.sms,), (THREADS,), (params,), shared_mem=self.layout(rows)[1], stream=self._stream)
         self._events[1].record(self._stream)
         self._running = (plan, steps, rows, graph_id, program, arrays, epoch)
 
