@@ -27,7 +27,7 @@ struct Task {
   u64 weight2;                 // EXPERT_DOWN: the shared experts' row block
   u32 waits, raises;
   u32 wait[MAX_WAITS], need[MAX_WAITS], wait_arrivals[MAX_WAITS];
-  u32 raise[MAX_RAISES], order, pad;  // order: index in the SM's list
+  u32 raise[MAX_RAISES], order, routed;  // order: index in the SM's list; routed: routed layers that the list has entered by then
   u64 unused;
 };
 

@@ -161,9 +161,9 @@ struct Walker {
   u32 step = 0;          // of this launch
   u32 work = 0;          // tasks with work so far
   u32 ordinal = ~0u;     // routed layers entered so far, minus one
-  u32 routed_layer = ~0u;
+  u32 entered = 0;       // those of this step
   u32 meetings = 0;      // times that the role's warps have met
-  u32 ahead;             // this lane's word of the next task
+  u32 ahead, turn = 0;   // this lane's word of the next task; where this one is kept
 
   __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
 
@@ -171,7 +171,7 @@ struct Walker {
 
   // Before a step: the tokens of the one before must be there, and the host must not have asked to stop.
   __device__ __forceinline__ bool next_step() {
-    routed_layer = ~0u;
+    entered = 0;
     if (step == 0) return true;
     if (!wait.counter(b.p.picked_counter, (b.p.epoch + step) * b.p.picked_arrivals, mkviz::NO_TASK, step)) return false;
     return __ldcg((const u32*)b.p.go + step) != 0;
@@ -185,24 +185,25 @@ struct Walker {
   }
 
   // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
-  // from global memory would be fetched anew after each wait; and the next task's words are under way while this one is done.
-  __device__ __forceinline__ const Task& task(u32 i) {
-    const u32* words = (const u32*)b.tasks + b.lane;
-    u32* to = (u32*)&b.s.task[b.warp][i & 1];
-    to[b.lane] = i ? ahead : __ldg(words);
-    if (i + 1 < b.count) ahead = __ldg(words + (i + 1) * (sizeof(Task) / 4));
+  // from global memory would be fetched anew after each wait; and the words of the next task, `stride` further on, are under way
+  // while this one is done.
+  __device__ __forceinline__ const Task& task(u32 i, u32 first = 0, u32 stride = 1) {
+    const u32* words = (const u32*)(b.tasks + i) + b.lane;
+    Task& to = b.s.task[b.warp][turn ^= 1];
+    ((u32*)&to)[b.lane] = i == first ? __ldg(words) : ahead;
+    if (i + stride < b.count) ahead = __ldg(words + stride * (sizeof(Task) / 4));
     __syncwarp();
-    return b.s.task[b.warp][i & 1];
+    return to;
   }
 
   __device__ __forceinline__ u32 position(u32 row) const { return b.s.position[row] + step; }
 
-  // Whether the task is the first of its routed layer.  Each warp that reads the routing hands the one before back, and must
-  // then await the new one: so nobody is ever more than one routed layer away from the loader, and parities are unambiguous.
-  __device__ __forceinline__ bool enter_routed(const Task& t) {
-    if (!is_routed(t.op) || t.layer == routed_layer) return false;
-    routed_layer = t.layer;
-    ++ordinal;
+  // Whether there is a routed layer to enter, of the `routed` that the list has entered by then.  Each warp that reads the routing
+  // hands the one before back, and must then await the new one, even of a layer where it has no task: so nobody is ever more than
+  // one routed layer away from the loader, and parities are unambiguous.
+  __device__ __forceinline__ bool enter_routed(u32 routed) {
+    if (entered == routed) return false;
+    ++entered, ++ordinal;
     if (ordinal && wait.role != ROLE_LOADER) {
       __syncwarp();
       if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.routing_free[(ordinal - 1) & 1]));
@@ -210,7 +211,7 @@ struct Walker {
     return true;
   }
 
-  __device__ __forceinline__ bool await_routing(const Task& t) { return wait.barrier(b.s.routed[ordinal & 1], (ordinal >> 1) & 1, t.id, step); }
+  __device__ __forceinline__ bool await_routing(u32 task) { return wait.barrier(b.s.routed[ordinal & 1], (ordinal >> 1) & 1, task, step); }
 
   __device__ __forceinline__ const Routing& routing() const { return b.s.routing[ordinal & 1]; }
 

@@ -121,7 +121,7 @@ struct Feeder {
 
   __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
-    if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
+    if (walk.enter_routed(t.routed) && !walk.await_routing(t.id)) return false;
     if (!walk.has_work(t)) return true;
     if (walk.work >= SLOTS && !finished(walk.work - SLOTS + 1, t)) return false;
     jitter(b.p, b.sm * 8 + 1, t.id);

@@ -141,7 +141,7 @@ struct Loader {
 
   __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
-    if (walk.enter_routed(t) && !routing(t)) return false;
+    if (walk.enter_routed(t.routed) && !routing(t)) return false;
     if (!walk.has_work(t)) return true;
     jitter(b.p, b.sm * 8, t.id);
 #if MK_TRACE

@@ -41,14 +41,11 @@ struct Math {
 
   __device__ __forceinline__ bool in_turn() const { return b.warp == (walk.work & (MATH_WARPS - 1)); }
 
-  __device__ __forceinline__ bool first_landed() const {
-    return ptx::phase_over_now(ptx::shared_address(&b.s.full[place.stage]), place.phase);
-  }
-
-  // The task is ready.  Await its first chunk, as its first product will once more; `early`: it had landed before.
-  __device__ __forceinline__ bool begin(const Task& t, bool early) {
-    bool late = !early && !first_landed();
-    if (late && !wait_barrier(ptx::shared_address(&b.s.full[place.stage]), place.phase, ROLE_MATH, t.id, walk.step)) return false;
+  // The task is ready.  Await its first chunk, as its first product will once more.
+  __device__ __forceinline__ bool begin(const Task& t) {
+    u32 first = ptx::shared_address(&b.s.full[place.stage]);
+    bool late = !ptx::phase_over_now(first, place.phase);
+    if (late && !wait_barrier(first, place.phase, ROLE_MATH, t.id, walk.step)) return false;
     u32 now = ptx::cycles(), landed = 0;
     if (late || (walk.work & (FILL_EVERY - 1)) == 0) landed = stages_landed();
     Stamp& s = stamp_of(b, walk.work);
@@ -117,15 +114,12 @@ struct Math {
 
   __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
-    if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
+    if (walk.enter_routed(t.routed) && !walk.await_routing(t.id)) return false;
     if (!walk.has_work(t)) return true;
-#if MK_TRACE
-    bool early = in_turn() && first_landed();  // asked while the task is not ready, which costs nothing then
-#endif
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
 #if MK_TRACE
-    if (in_turn() && !begin(t, early)) return false;
+    if (in_turn() && !begin(t)) return false;
 #endif
     for (u32 i = 0; i < t.blocks; ++i)
       if (!block(t, i)) return false;

@@ -7,8 +7,10 @@ struct Storer {
   Block& b;
   Walker walk;
   u32 index, tiles = 0;
+  u32 routed;  // routed layers of the whole list
 
   __device__ __forceinline__ explicit Storer(Block& block) : b(block), walk(block, ROLE_STORER), index(block.warp - STORER0) {
+    routed = b.count ? b.tasks[b.count - 1].routed : 0;
 #if MK_TRACE
     if (b.lane == 0)
       ring() = mkviz::Ring((Record*)b.p.records, (Live*)b.p.live, (const u64*)b.p.limit, b.p.ring_capacity, b.sm * STORERS + index);
@@ -18,6 +20,13 @@ struct Storer {
   __device__ __forceinline__ mkviz::Ring& ring() { return b.s.ring[index]; }
 
   __device__ __forceinline__ u64 step_number() const { return ((u64)b.p.step_high << 32 | b.p.step_low) + walk.step; }
+
+  // Go along with the routed layers of the list, whether this storer has a task there or not.
+  __device__ __forceinline__ bool enter(u32 routed_by_then, u32 task) {
+    while (walk.enter_routed(routed_by_then))
+      if (!walk.await_routing(task)) return false;
+    return true;
+  }
 
   // -- tasks without products
 
@@ -136,8 +145,7 @@ struct Storer {
   }
 
   __device__ __forceinline__ bool task(const Task& t) {
-    if (walk.enter_routed(t) && !walk.await_routing(t)) return false;
-    if ((t.order & (STORERS - 1)) != index) return true;
+    if (!enter(t.routed, t.id)) return false;
     u32 last_wait, work = 0;
     bool worked, vector = is_vector(t.op);
 #if MK_TRACE
@@ -208,8 +216,9 @@ struct Storer {
         if ((walk.step & 31) == 0) ring().anchor(step_number());
       }
 #endif
-      for (u32 i = 0; i < b.count; ++i)
-        if (!task(walk.task(i))) return;
+      for (u32 i = index; i < b.count; i += STORERS)
+        if (!task(walk.task(i, index, STORERS))) return;
+      if (!enter(routed, mkviz::NO_TASK)) return;
 #if MK_TRACE
       if (b.lane == 0) ring().step(step_number() + 1);
 #endif

@@ -28,7 +28,7 @@ def _words(names: str, kind: str) -> list[tuple[str, str]]:
 TASK = _struct(
     *_words("id op layer slot tile a b c d k16 blocks tail", "<u4"), *_words("weight stride weight2", "<u8"),
     *_words("waits raises", "<u4"), ("wait", "<u4", 2), ("need", "<u4", 2), ("wait_arrivals", "<u4", 2), ("raise", "<u4", 2),
-    *_words("order pad", "<u4"), ("unused", "<u8"),
+    *_words("order routed", "<u4"), ("unused", "<u8"),
 )  # fmt: skip
 LAYER = _struct(
     *_words("norm norm2 qkv_bias o_bias gate_bias up_bias down_bias", "<u8"),

@@ -14,7 +14,7 @@ from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.schedule import Schedule
 
-_GATED = {OP["expert_up"], OP["shared_up"], OP["dense_up"]}
+_ROUTED = [OP["expert_up"], OP["expert_down"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,5 +73,15 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
     for sm in range(schedule.sms):
         a, b = schedule.order_ptr[sm], schedule.order_ptr[sm + 1]
         ordered["order"][a:b] = np.arange(b - a)
+        ordered["routed"][a:b] = _routed_layers(ordered[a:b])
     head_tiles = int((g.op == OP["lm_head"]).sum())
     return Program(g, schedule, ordered, schedule.order_ptr.astype(np.uint32), layers, index["picked"], head_tiles)
+
+
+def _routed_layers(tasks: np.ndarray) -> np.ndarray:
+    """i64 per task of an SM's list: how many routed layers the list has entered by then, this task's included."""
+    routed = np.isin(tasks["op"], _ROUTED)
+    _, first = np.unique(tasks["layer"][routed], return_index=True)
+    entered = np.zeros(len(tasks), np.int64)
+    entered[np.flatnonzero(routed)[first]] = 1
+    return np.cumsum(entered)
