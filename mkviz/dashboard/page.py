@@ -6,6 +6,7 @@ import panel as pn
 import panel_material_ui as pmui
 from bokeh.models import CustomJS
 from bokeh.themes import Theme as BokehTheme
+from panel.io.resources import get_dist_path
 from panel.util import edit_readonly
 
 from mkviz.dashboard.export_menu import ExportMenu
@@ -32,6 +33,11 @@ FLAT_HEADER = {
 def page(shared: Hub = hub) -> pmui.Page:
     """A page of its own session over the sources and generators that ``shared`` holds."""
     warm_up()
+    document = pn.state.curdoc
+    if document is not None:  # set before by requests for a page, not where a slow page's session had been forgotten meanwhile:
+        document._template_variables.setdefault("dist_url", get_dist_path(cdn=False))  # its styles would come from a CDN
+        document.theme = OWN_COLOURS
+        document.js_on_event("connection_lost", CustomJS(code=asset("lost.js")))
     pn.extension(notifications=False)
     panels = Panels()
     session = Session(shared, panels)
@@ -55,10 +61,6 @@ def page(shared: Hub = hub) -> pmui.Page:
     shell.param.watch(themed, "dark_theme")
     pn.state.onload(lambda: _start(session, exports))
     pn.state.on_session_destroyed(lambda _: session.close())
-    document = pn.state.curdoc
-    if document is not None:
-        document.theme = OWN_COLOURS
-        document.js_on_event("connection_lost", CustomJS(code=asset("lost.js")))
     return shell
 
 

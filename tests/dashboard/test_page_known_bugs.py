@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import socket
 import time
 import weakref
@@ -19,7 +20,7 @@ from mkviz.dashboard.timeline import TICKS
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
-PATIENCE = 60  # s
+PATIENCE = 120  # s
 
 
 @pytest.fixture
@@ -86,8 +87,10 @@ def test_unchanged_style_sheets_are_not_written(page):
 
 
 @pytest.fixture
-def served(monkeypatch):
-    """(url, sessions): of a server in this process that forgets closed pages quickly; weak references to its sessions."""
+def served(monkeypatch, request, caplog):
+    """(url, sessions): of a server in this process that forgets a session without a page after ``request.param`` ms; weak
+    references to its sessions."""
+    caplog.set_level(logging.WARNING, "panel")  # kept records of events keep the pages that they came from
     sessions = []
 
     class Kept(Session):
@@ -104,12 +107,16 @@ def served(monkeypatch):
     server = pn.serve(
         {"/": lambda: page_module.page(hub)}, port=port, show=False, threaded=True, verbose=False,
         websocket_origin=f"localhost:{port}", check_unused_sessions_milliseconds=100,
-        unused_session_lifetime_milliseconds=100,
+        unused_session_lifetime_milliseconds=request.param,
     )  # fmt: skip
     yield f"http://localhost:{port}/", sessions
     server.stop()
 
 
+PATIENT = pytest.mark.parametrize("served", [15_000], indirect=True)  # ms: longer than a page takes to open
+
+
+@PATIENT
 def test_each_page_ticks_once_in_a_document_of_its_own(served, open_page):
     url, sessions = served
     for _ in range(2):
@@ -123,6 +130,19 @@ def test_each_page_ticks_once_in_a_document_of_its_own(served, open_page):
         assert {figure.root.document for figure in figures} == {session.document}
 
 
+@pytest.mark.parametrize("served", [100], indirect=True)
+def test_a_page_that_came_late_asks_for_nothing_outside(served, open_page):
+    """Its session was forgotten before it connected, so it got one that no request for the page had prepared."""
+    url, sessions = served
+    page = open_page(url)
+    assert len(sessions) > 1
+    generate(page)
+    tokens(page).nth(5).wait_for()
+    wait(page, "t.state.frames > 1 && t.box()")
+    stop(page)
+
+
+@PATIENT
 def test_a_closed_page_is_let_go(served, open_page):
     url, sessions = served
     for _ in range(4):

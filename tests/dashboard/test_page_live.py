@@ -17,15 +17,17 @@ def wait(page, condition):
     page.wait_for_function(f"Object.values(window.mkviz ?? {{}}).some((t) => {condition})")
 
 
-def generate(page, prompt="Write a function"):
+def generate(page, prompt="Write a function", most=1500):
     """Ask, and wait until the page has taken it up: what ``tokens`` counts is then the new answer."""
     turns = page.locator(".turn.user").count()
-    submit(page, prompt)
+    submit(page, prompt, most)
     page.locator(".turn.user").nth(turns).wait_for()
 
 
-def submit(page, prompt):
+def submit(page, prompt, most=1500):
+    """The replay takes 50 ms a token, so ``most`` are more than a minute: time to press Stop on a busy machine."""
     page.fill("textarea", prompt)
+    page.fill("input[type=number]", str(most))
     page.click("button.go")
 
 

@@ -40,8 +40,7 @@ def test_code_is_set_apart_and_no_markup_obeyed(page):
 
 
 def test_as_many_tokens_as_asked_for(page):
-    page.fill("input[type=number]", "3")
-    generate(page)
+    generate(page, most=3)
     note(page, r"^done \(length\) · 3 tokens")
     assert tokens(page).count() == 3
     page.reload()
