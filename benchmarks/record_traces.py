@@ -52,7 +52,8 @@ def north(folder: Path, layers: int = 6, context: int = 8192) -> None:
         drain.step_meta(StepInfo(step, result.graph, result.begin, result.end, [], result.routes))
     print(drain.close())
     writer.close()
-    Trace.open(folder / "north.mkt").zip(folder / f"h200-north-{layers}L-8K.mkt.zip", overwrite=True)
+    two = Trace.open(folder / "north.mkt").slice(folder / "north-two.mkt", steps=[first, first + 1], overwrite=True)
+    two.zip(folder / f"h200-north-{layers}L-8K.mkt.zip", overwrite=True)
 
 
 def main() -> None:

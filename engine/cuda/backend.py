@@ -79,7 +79,8 @@ class CudaBackend:
         self.layout(self.max_rows)
         sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head))
         need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
-        memory.check(need, self.device)
+        plan = memory.plan(need, self.device)
+        plan.enter(memory.REMEDY)
         cubin = self._compile()
         self._stream = self.cupy.cuda.Stream(non_blocking=True)
         try:
@@ -89,7 +90,7 @@ class CudaBackend:
                 self._arrays = {name: self.cupy.zeros(shape, dtype) for name, (dtype, shape) in sizes.items()}
                 self._arrays["rope_table"].set(memory.rope_table(config))
         except self.cupy.cuda.memory.OutOfMemoryError:  # packing takes some more for a while, and others may be quicker
-            raise memory.too_little(need, self.device) from None
+            raise MkvizError(str(plan), memory.REMEDY) from None
         self._stream.synchronize()
         self._launch = self._load(cubin)
         self._events = (self.cupy.cuda.Event(), self.cupy.cuda.Event())

@@ -12,8 +12,8 @@ from engine.config import ModelConfig
 from engine.cuda import abi
 from engine.cuda.device import Device
 from engine.cuda.weights import PackedWeights
+from engine.memory_plan import MemoryPlan
 from engine.tiling import PAGE
-from mkviz.errors import MkvizError
 
 Arrays = dict[str, tuple[Any, tuple[int, ...]]]  # name, as in Params -> (dtype, shape)
 
@@ -66,15 +66,9 @@ def bytes_needed(config: ModelConfig, arrays: Arrays, sms: int, ring_capacity: i
     }  # fmt: skip
 
 
-def check(need: dict[str, int], device: Device) -> None:
-    """Raises MkvizError saying what is needed and what is free when it does not fit."""
-    if sum(need.values()) > device.free:
-        raise too_little(need, device)
+REMEDY = "fewer pages, a smaller model, or a larger GPU"
 
 
-def too_little(need: dict[str, int], device: Device) -> MkvizError:
-    parts = ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in need.items())
-    return MkvizError(
-        f"device memory: {sum(need.values()) / 1e9:.2f} GB needed ({parts}), {device.free / 1e9:.2f} GB free on {device.name}",
-        "fewer pages, a smaller model, or a larger GPU",
-    )
+def plan(need: dict[str, int], device: Device) -> MemoryPlan:
+    """What will be taken of the device's memory, to be told and checked before anything is."""
+    return MemoryPlan(f"memory of {device.name}", need, device.free)

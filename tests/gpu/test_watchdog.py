@@ -176,7 +176,7 @@ def test_too_little_memory_on_this_device(evidence):
     import cupy
 
     before = cupy.cuda.runtime.memGetInfo()[0]
-    said = r"device memory: [\d.]+ GB needed \(.*KV pages [\d.]+ GB.*\), [\d.]+ GB free on "
+    said = r"memory of .+: [\d.]+ GB needed \(.*KV pages [\d.]+ GB.*\), [\d.]+ GB free"
     with pytest.raises(MkvizError, match=said) as error:
         open_cuda(demo_directory(), pages=10_000_000)
     assert cupy.cuda.runtime.memGetInfo()[0] == before
