@@ -26,7 +26,7 @@ test: $(VENV)/test  ## the tests that need neither a GPU nor a browser
 	$(BIN)/python -m pytest -m "$(MARKS)"
 
 browser: $(VENV)/test  ## the tests that drive Chromium
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest -m "browser and not slow"
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
