@@ -3,7 +3,7 @@ export function render({model, el}) {
   el.classList.add("mkviz-bar")
   el.innerHTML = `
     <select aria-label="source"></select>
-    <select class="below" aria-label="compare with" title="show a second source below, on the same time axis"></select>
+    <select class="below" aria-label="compare with"></select>
     <button type="button" class="live" title="follow the newest steps (L)"></button>
     <button type="button" class="pause" title="freeze the view, keep recording (space)"></button>
     <div class="modes" role="radiogroup" aria-label="colour"><span>colour</span></div>
@@ -33,6 +33,8 @@ export function render({model, el}) {
     below.replaceChildren(
       new Option(model.compare ? "compare with nothing" : "compare with …", "", false, !model.compare),
       ...model.sources.filter((name) => name !== model.source).map((n) => new Option(n, n, false, n === model.compare)))
+    source.title = model.source  // where it is cut off
+    below.title = model.compare || "show a second source below, on the same time axis"
     live.textContent = model.following ? "● Following" : "Follow live"
     live.setAttribute("aria-pressed", String(model.following))
     live.hidden = pause.hidden = !model.is_live

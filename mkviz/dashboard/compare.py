@@ -11,7 +11,7 @@ import panel as pn
 from bokeh.models import ColumnDataSource, CustomJS, Label
 
 from mkviz import lod
-from mkviz.dashboard import pointer, probe
+from mkviz.dashboard import pointer, probe, range_card
 from mkviz.dashboard.scene import Scene
 from mkviz.dashboard.strips import Busy
 from mkviz.dashboard.theme import asset, theme_of
@@ -80,7 +80,8 @@ def words(first: Snapshot, second: Snapshot, found: Alignment) -> str:
 
 
 class Compare:
-    """The second timeline with its busy strip and the facts of what is pinned on it.  Hidden while ``name`` is ""."""
+    """The second timeline with its busy strip, and the facts of what is pinned on it and of the measured range.  Hidden while
+    ``name`` is ""; else the first one's busy strip is the only one of its strips, so that both have room and look alike."""
 
     def __init__(self, x_range: Range1d):
         self.name = ""
@@ -111,6 +112,7 @@ class Compare:
         for event in ("mousemove", "mouseleave", "tap"):
             figure.js_on_event(event, code)
         tip.js_on_change("data", code)
+        session.panels.timeline.measured_on([figure], [self.timeline.band])
         figure.x_range.js_on_change("start", code)
         command.on_change("data", lambda attr, old, new: self._commanded(session, new))
         self.command = command
@@ -140,11 +142,17 @@ class Compare:
         self.restyle(session.panels.dark)
         self._show()
         session.panels.timeline.root.min_height = LOW if self.name else HIGH
-        self._show_pin()
+        for strip in session.panels.strips[1:]:
+            strip.root.visible = not self.name
+        self._show_cards(session.range)
 
     def _show(self) -> None:
         for part in self.parts:
             part.root.visible = bool(self.name)
+
+    def show_range(self, session: Session) -> None:
+        """What is measured above is measured here too, at the same place of the axis."""
+        self._show_cards(session.range)
 
     def key(self, session: Session) -> tuple:
         """Changes when the second figure has to be drawn anew; finds what to draw on the way."""
@@ -189,7 +197,7 @@ class Compare:
             self.strip.update(self.scene)
         if self.timeline.title.text != title:
             self.timeline.title.text = title
-        self._show_pin()
+        self._show_cards(session.range)
 
     # what the pointer does
 
@@ -207,13 +215,22 @@ class Compare:
                 self.timeline.tip.data = {"html": [""]}
                 session.panels.chat.light(-1)
 
-    def _show_pin(self) -> None:
+    def _show_cards(self, measured: tuple[float, float] | None) -> None:
+        html, band = self._pin_card(), self.timeline.band
+        if self.scene is None or measured is None:
+            band.visible = False
+        else:
+            x0, x1 = measured
+            band.update(left=x0 / 1000, right=x1 / 1000, visible=True)
+            html += range_card.html(self.scene, x0, x1, self.name)
+        self.details.param.update(object=html, visible=bool(html))
+
+    def _pin_card(self) -> str:
         at = probe.find(self.scene.snapshot, *self.pinned) if self.scene is not None and self.pinned is not None else None
         self.timeline.show_pin(self.scene, at)
         if at is None:
-            self.details.visible = False
-            return
+            return ""
         (_, title), *facts = probe.facts(self.scene, at)
         rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts)
         head = f"<h3>{escape(title)}</h3><p>below: {escape(self.name)}</p>"
-        self.details.param.update(object=f"<div class='card'>{head}<table>{rows}</table></div>", visible=True)
+        return f"<div class='card'>{head}<table>{rows}</table></div>"

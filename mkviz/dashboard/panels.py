@@ -9,8 +9,7 @@ import numpy as np
 import panel as pn
 from bokeh.models import Label
 
-from mkviz import lod
-from mkviz.dashboard import probe, role_bars
+from mkviz.dashboard import probe, range_card, role_bars
 from mkviz.dashboard.bar import Bar
 from mkviz.dashboard.chat import Chat
 from mkviz.dashboard.compare import Compare
@@ -24,7 +23,7 @@ from mkviz.dashboard.tabs import Tabs
 from mkviz.dashboard.theme import asset, theme_of
 from mkviz.dashboard.timeline import Timeline
 from mkviz.dashboard.transport import Transport, asked
-from mkviz.dashboard.units import duration, percent, size
+from mkviz.dashboard.units import duration, percent
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
@@ -99,7 +98,8 @@ class Panels:
         self.message.text = ""
         self.timeline.update(scene, session.height)
         for strip in self.strips:
-            strip.update(scene)
+            if strip.root.visible:
+                strip.update(scene)
         self.minimap.reach(scene.snapshot)
         self.show_pin(session)
         self.compare.draw(session)
@@ -242,27 +242,14 @@ class Panels:
 
     def show_range(self, session: Session) -> None:
         """The measured range: length and a table per op."""
+        self.compare.show_range(session)
         if session.range is None or session.scene is None:
             self.table.visible = False
             self.timeline.band.visible = False
             return
         x0, x1 = session.range
         self.timeline.band.update(left=x0 / 1000, right=x1 / 1000, visible=True)
-        snapshot = session.scene.snapshot
-        total = lod.summary(snapshot, session.scene.tables, x0, x1)
-        body = ""
-        for k in np.argsort(-total.busy):
-            if total.count[k]:
-                body += (
-                    f"<tr><th>{escape(snapshot.ops[k])}</th><td>{total.count[k]}</td><td>{duration(total.busy[k])}</td>"
-                    f"<td>{duration(total.busy[k] / total.count[k])}</td><td>{duration(total.wait[k])}</td>"
-                    f"<td>{size(int(total.bytes[k]))}</td></tr>"
-                )
-        head = "<tr><th>op</th><td>tasks</td><td>busy</td><td>mean</td><td>waited</td><td>read</td></tr>"
-        title = f"{duration(x1 - x0)} · busy {percent(total.busy_share)} · waiting {percent(total.wait_share)}"
-        self.table.param.update(
-            object=f"<div class='card'><h3>Range {title}</h3><table class='grid'>{head}{body}</table></div>", visible=True
-        )
+        self.table.param.update(object=range_card.html(session.scene, x0, x1), visible=True)
 
     def show_step_band(self, session: Session, step: int) -> None:
         """Light a step on the timeline (-1: none)."""

@@ -53,7 +53,7 @@ class RingStrip(Strip):
         y = fill.mean.astype("f4")  # an area does not break where nothing is known, a line does
         self.source.data = {"x": x, "y": np.nan_to_num(y), "line": y} if told else {"x": [], "y": [], "line": []}
         of = words(scene.lanes, scene.snapshot.lanes)
-        said = f"landed and not consumed, read when a task begins, held until the next: mean of {of}" if told else UNTOLD
+        said = f"landed and not consumed at each task's begin, mean of {of}" if told else UNTOLD
         if said != self.words.text:
             self.words.text = said
             self.root.height = HEIGHT if told else FOLDED

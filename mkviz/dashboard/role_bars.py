@@ -50,12 +50,10 @@ def caption(scene: Scene) -> str:
     rects = scene.rects
     rows = rects.row if rects is not None else np.zeros(0, np.int64)
     told = level(scene.snapshot, rows if rects is not None else slice(None))
-    bytes_there = (
-        "until its last bytes were there (level 2)" if told == 2 else "to begin (level 1: later bytes are not recorded)"
-    )
+    bytes_there = "until its last bytes were there (level 2)" if told == 2 else "to begin (level 1: no later bytes)"
     return (
-        f"{words(scene.lanes, scene.snapshot.lanes)}, top to bottom: loader, claim {bytes_there} · feeder, ready to begin, "
-        "grey while counters were short · math · storer, end to publish"
+        f"{words(scene.lanes, scene.snapshot.lanes)} from top: loader, claim {bytes_there} · feeder, ready to begin, "
+        "grey: counters short · math · storer, end to publish"
     )
 
 

@@ -37,22 +37,22 @@ function setUp() {
   tooltip.setAttribute("role", "tooltip")
   document.body.append(tooltip)
 
-  const plotView = () => plot.document?.views_manager?.find_one(plot)
-  function box() {
-    // the inner frame of the plot in the window, null while there is none
-    const view = plotView()
+  const viewOf = (figure) => figure.document?.views_manager?.find_one(figure)
+  const plotView = () => viewOf(plot)
+  function box(view = plotView()) {
+    // the inner frame of a plot in the window, null while there is none
     const outer = view?.canvas_view?.el?.getBoundingClientRect()
     if (!outer?.width) return null
     const {left, top, width, height} = view.frame.bbox
     return {x: outer.left + left, y: outer.top + top, width, height}
   }
-  function place(event) {
+  function place(event, view = plotView()) {
     // the data position of a mouse event, null outside the frame
-    const inner = box()
+    const inner = box(view)
     if (!inner) return null
     const dx = event.clientX - inner.x, dy = event.clientY - inner.y
     if (dx < 0 || dx > inner.width || dy < 0 || dy > inner.height) return null
-    const {x_scale, y_scale, bbox} = plotView().frame
+    const {x_scale, y_scale, bbox} = view.frame
     return {x: x_scale.invert(bbox.left + dx), y: y_scale.invert(bbox.top + dy)}
   }
 
@@ -153,10 +153,16 @@ function setUp() {
 
   let hover = null, drag = null, press = null
   const onPlot = (event) => event.composedPath().includes(plotView()?.el)
+  function measured(event) {
+    // the view of the figure on which a range would be measured from here, if on any
+    const path = event.shiftKey ? event.composedPath() : []
+    const view = [plot, ...others].map(viewOf).find((v) => v && path.includes(v.el))
+    return view && place(event, view) ? view : null
+  }
   on("mousemove", (event) => {
     if (drag) {
-      const p = place(event)
-      if (p) { band.setv({left: Math.min(drag, p.x), right: Math.max(drag, p.x), visible: true}) }
+      const p = place(event, drag.view)
+      if (p) bands.forEach((b) => b.setv({left: Math.min(drag.x, p.x), right: Math.max(drag.x, p.x), visible: true}))
       event.stopPropagation()
       return
     }
@@ -166,18 +172,19 @@ function setUp() {
     if (hover === null) hover = setTimeout(() => { hover = null; if (state.pointer) order("hover", state.pointer) }, 45)
   }, true)
   on("mousedown", (event) => {
-    if (event.button !== 0 || !onPlot(event)) return
-    const p = place(event)
-    press = p && {x: event.clientX, y: event.clientY}
-    if (p && event.shiftKey) { drag = p.x; event.stopPropagation(); event.preventDefault() }
+    if (event.button !== 0) return
+    const view = measured(event)
+    if (view) { drag = {view, x: place(event, view).x}; event.stopPropagation(); event.preventDefault() }
+    press = onPlot(event) && place(event) ? {x: event.clientX, y: event.clientY} : null
   }, true)
   for (const name of ["pointerdown", "touchstart"]) {
-    on(name, (event) => { if (event.shiftKey && onPlot(event) && place(event)) event.stopPropagation() }, true)
+    on(name, (event) => { if (measured(event)) event.stopPropagation() }, true)
   }
   on("mouseup", (event) => {
     if (drag) {
       drag = null
-      if (band.right - band.left > 0) order("range", {x: band.left, y: band.right})
+      const {left, right} = bands[0]
+      if (right - left > 0) order("range", {x: left, y: right})
       event.stopPropagation()
     } else if (press && onPlot(event) && Math.hypot(event.clientX - press.x, event.clientY - press.y) < 4) {
       const p = place(event)

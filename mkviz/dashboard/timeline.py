@@ -80,6 +80,15 @@ def bare_figure(x_range: Range1d, y_range: Range1d, **kwargs):
     return fig
 
 
+def uncovered(left: np.ndarray, right: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Where each bar ends, or the next one of its line (of equal ``y``) begins, which is drawn over it."""
+    by_line = np.lexsort((left, y))
+    same = y[by_line[1:]] == y[by_line[:-1]]
+    covered = np.full(len(left), np.inf)
+    covered[by_line[:-1]] = np.where(same, left[by_line[1:]], np.inf)
+    return np.minimum(right, covered)
+
+
 class Timeline:
     """``root`` is the figure; ``update(scene)`` shows a scene.  ``channel`` models carry the viewport (see timeline.js) of the
     one that has its ``x_range`` for itself; one that is given it stays silent."""
@@ -160,7 +169,7 @@ class Timeline:
         self.arrow_heads = fig.scatter("x1", "y1", source=self.arrows, size=6, line_color=None)
         fig.add_layout(self.band)
         channel = {"frame": self.frame, "view": self.view, "ack": self.ack, "command": self.command, "tip": self.tip,
-                   "x_range": self.x_range, "plot": fig, "band": self.band}  # fmt: skip
+                   "x_range": self.x_range, "plot": fig, "bands": [self.band], "others": []}  # fmt: skip
         self._open = CustomJS(args=channel, code=asset("timeline.js"))
         self.frame.js_on_change("data", self._open)
         moved = CustomJS(args={"frame": self.frame}, code="window.mkviz?.[frame.id]?.moved()")
@@ -176,10 +185,14 @@ class Timeline:
         ``plot`` (this figure, or another on the same axis) when that is laid out, leave those of other figures open, hear keys
         only while the pointer is on it, and bring the page's style along."""
         self.frame.tags = ["cell", asset("page.css")]
-        self._open.args = {**self._open.args, "plot": plot, "band": self.band}
+        self._open.args = {**self._open.args, "plot": plot}
         if plot is not self.root:
             plot.tags, self.root.tags = [*plot.tags, *self.root.tags], []
         plot.js_on_change("inner_width", self._open)
+
+    def measured_on(self, figures: list, bands: list[BoxAnnotation]) -> None:
+        """A range can be measured on these figures of the same axis as well, and is seen as these bands."""
+        self._open.args = {**self._open.args, "others": figures, "bands": [self.band, *bands]}
 
     # what is shown
 
@@ -322,9 +335,9 @@ class Timeline:
             self.image.data = self._no_image()
 
     def _label(self, scene: Scene, rects, left, right, y, colour, alpha) -> dict:
-        """Names of the tasks wide enough to hold them, at the visible part of each."""
+        """Names of the tasks wide enough to hold them, at the visible part of each: up to the next bar of its line."""
         snap, scale = scene.snapshot, scene.width / (scene.x1 - scene.x0) * 1000  # px per µs
-        a, b = np.maximum(left, scene.x0 / 1000), np.minimum(right, scene.x1 / 1000)
+        a, b = np.maximum(left, scene.x0 / 1000), np.minimum(uncovered(left, right, y), scene.x1 / 1000)
         px = (b - a) * scale
         fit = np.array([len(op) * LABEL_PX + 8 for op in snap.ops])[snap.op[rects.row]]
         shown = np.flatnonzero((px > fit) & (alpha > 0.5))[:MAX_LABELS]

@@ -12,13 +12,13 @@ from mkviz.dashboard.hub import Hub
 from mkviz.dashboard.panels import Panels
 from mkviz.dashboard.scene import Look
 from mkviz.dashboard.session import Session
-from mkviz.dashboard.timeline import Timeline
+from mkviz.dashboard.timeline import Timeline, uncovered
 
 
 @pytest.mark.parametrize(
     ("sms", "of", "shown"),
-    [(None, 4, (0, 4)), ((1, 2), 4, (1, 3)), ((3, 4), 4, (0, 4)), ((9, 1), 4, (3, 4)), ((-2, 3), 8, (0, 3)), ((0, 0), 4, (0, 1)),
-     ((2, 5), 0, (0, 0))],
+    [(None, 4, (0, 4)), ((1, 2), 4, (1, 3)), ((3, 4), 4, (0, 4)), ((9, 1), 4, (3, 4)), ((-2, 3), 8, (0, 3)),
+     ((0, 0), 4, (0, 1)), ((2, 5), 0, (0, 0))],
 )  # fmt: skip
 def test_window(sms, of, shown):
     assert lanes.window(sms, of) == range(*shown)
@@ -82,6 +82,12 @@ def test_bars_of_the_roles_by_hand(scene):
     assert timeline.roles_title.visible and "level 1" in timeline.roles_title.text and "all 2 SMs" in timeline.roles_title.text
     timeline.update(replace(scene, look=Look()), 200)
     assert not timeline.roles_title.visible
+
+
+def test_a_label_ends_where_the_next_bar_covers_its_own():
+    left, right, y = np.array([[0, 5, 1, 7, 5], [9, 9, 2, 8, 6], [1, 1, 1, 2, 0.5]])  # 0 is covered from 1 on, 1 ends before 5
+    assert uncovered(left, right, y).tolist() == [1, 9, 2, 8, 6]
+    assert uncovered(*np.zeros((3, 0))).tolist() == []
 
 
 def test_hover_says_which_role(scene):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_page_live import generate, note, timeline, tokens, wait
+from test_page_live import generate, stop, timeline, tokens, wait
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
@@ -27,13 +27,6 @@ def title(page, pattern):
     found = f"[...Bokeh.documents[0]._all_models.values()].find((m) => m.type === 'Title' && /{pattern}/.test(m.text))"
     page.wait_for_function(found)
     return page.evaluate(f"{found}.text")
-
-
-def stop(page):
-    """Stop, or find it done: on a busy machine the replay may have come to its end."""
-    page.evaluate("document.activeElement?.blur()")
-    page.locator("button.stop").dispatch_event("click")
-    note(page, "^(stopped|done)")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +110,37 @@ def test_two_sources_on_one_time_axis(page):
     select(page, "compare with", "")
     page.wait_for_function(f"!{BELOW}")
     wait(page, f"t.box().height > {above['height'] + 50}")
+
+
+def test_a_range_measured_below_is_measured_of_both(page):
+    box = compared(page)
+    page.keyboard.press("[")
+    wait(page, "!t.state.follow")
+    low, high = timeline(page)["range"]
+    x, y = box["x"] + 0.2 * box["width"], box["y"] + 0.6 * box["height"]
+    page.keyboard.down("Shift")
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 200, y, steps=4)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    below = page.locator(".card", has_text="Range").filter(has_text=f"below: {PER_OP}")
+    below.wait_for()
+    above = page.locator(".card", has_text="Range").filter(has_not_text="below:")
+    assert above.count() == 1 and above.inner_text() != below.inner_text()
+    for card in (above, below):
+        number, unit = re.search(r"Range ([\d.]+) (ns|µs|ms)", card.inner_text()).groups()
+        expected = 200 / box["width"] * (high - low)
+        assert float(number) * {"ns": 1e-3, "µs": 1, "ms": 1000}[unit] == pytest.approx(expected, rel=0.02)
+    assert timeline(page)["range"] == [low, high]  # measuring is not panning
+    bands = (
+        f"[{ABOVE}, {BELOW}].map((f) => f.center.find((r) => r.type === 'BoxAnnotation' && r.visible && r.level === 'overlay'))"
+    )
+    edges = page.evaluate(f"{bands}.map((b) => [b.left, b.right])")
+    assert edges[0] == edges[1] == pytest.approx([low + 0.2 * (high - low), low + 0.2 * (high - low) + expected], rel=0.01)
+    page.keyboard.press("Escape")
+    page.locator(".card").first.wait_for(state="hidden")
+    page.wait_for_function(f"{bands}.every((b) => !b)")
 
 
 def test_it_follows_below_too(page):

@@ -1,5 +1,6 @@
 """The page as a tool: zoom, pan, hover, pin, measure, search, legend, colours, keys, the address, the theme."""
 
+import itertools
 import re
 
 import pytest
@@ -218,11 +219,21 @@ def test_dark_and_help(page):
     page.wait_for_selector("body:not(.mkviz-dark)", state="attached")
 
 
+BAR = ("select[aria-label=source]", "select[aria-label='compare with']", "button.live", "button.pause", "button[data-mode=op]",
+       "input[type=search]", ".mkviz-bar output", "button.help", "button.open", "[aria-label='Toggle theme']")  # fmt: skip
+
+
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (1920, 1080)])
 def test_nothing_is_cut_off(page, width, height):
     page.set_viewport_size({"width": width, "height": height})
     wait(page, f"t.box().width > {0.55 * width} && t.box().height > {0.3 * height}")
-    for selector in ("button.go", ".mkviz-legend button[data-op=tail]", "input[type=search]"):
+    page.fill("input[type=search]", "expert_up")
+    page.locator(".mkviz-bar output", has_text="192 a step").wait_for()
+    boxes = [page.locator(selector).bounding_box() for selector in BAR]
+    for left, right in itertools.pairwise(boxes):
+        assert left["x"] + left["width"] <= right["x"] and left["width"] > 20
+    page.keyboard.press("Escape")
+    for selector in ("button.go", ".mkviz-legend button[data-op=tail]", *BAR[:6], *BAR[7:]):
         part = page.locator(selector).bounding_box()
         assert part["x"] >= 0 and part["x"] + part["width"] <= width
         assert part["y"] >= 0 and part["y"] + part["height"] <= height

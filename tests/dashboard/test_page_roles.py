@@ -61,7 +61,7 @@ def test_roles_on_demand_and_other_sms(page):
     page.wait_for_function(f"location.search.includes('lanes=roles') && location.search.includes('sms=0-{count - 1}')")
     for _ in range(6):
         page.keyboard.press("-")
-    saying(page, "Title", "^all 132 SMs, top to bottom: loader")
+    saying(page, "Title", "^all 132 SMs from top: loader")
     image_rows(page, 132 * 4)
     page.keyboard.press("r")
     saying(page, "Title", "^$", visible=False)
