@@ -197,7 +197,7 @@ class LiveStore:
                 self._dropped_steps += 1
                 self._dropped_records += len(good)
                 return
-            begin, end = _step_bounds(info, good)
+            begin, end = step_bounds(info, good)
             if self._origin is None:
                 self._origin = begin
             rows = slice(self._fill, self._fill + len(good))
@@ -283,7 +283,7 @@ class LiveStore:
         return int(self._lane_ptr[self._last - 1, -1] - self._lane_ptr[self._first, 0])
 
 
-def _step_bounds(info: StepInfo, events: np.ndarray) -> tuple[int, int]:
+def step_bounds(info: StepInfo, events: np.ndarray) -> tuple[int, int]:
     """Begin and end of a step in ns: what the host says, widened by its records."""
     begin, end = info.begin, max(info.end, info.begin)
     if len(events):

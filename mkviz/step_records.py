@@ -1,0 +1,175 @@
+"""StepRecords: what analyses read of one step, of a snapshot, source or trace alike; LaneTimes: its math roles in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkviz.errors import MkvizError
+from mkviz.graph import Graph, GraphBuilder
+from mkviz.record import EVENT, FLAG_SATURATED, KIND_MASK, KIND_TASK
+from mkviz.schedule import Schedule
+from mkviz.store import Snapshot, step_bounds
+
+if TYPE_CHECKING:
+    from mkviz.protocols import Source, StepInfo
+    from mkviz.trace import Trace
+
+NO_GRAPH = "(no graph)"  # as in the summary
+MOST_NS = (1 << 63) - 1  # SM time of a step or of several, in ns, is an i64 in every table
+
+
+@dataclass(frozen=True)
+class LaneTimes:
+    """The records of a step on their lanes; arrays over its events, times i64 ns since the step began, cut to the step.
+
+    ``sound`` bool: the record has an end that does not precede its begin, times that fitted, and is its task's first one.
+    ``free``: when the sound tasks before it had left the lane (0: there is none); ``holder``: which left last (-1: none).
+    ``doubt`` bool: the record before it on the lane is not sound, so nobody knows what the lane did until this one.
+    ``left`` i64[sms]: when the last sound task left each lane; ``open_end`` bool[sms]: a record that is not sound follows.
+    """
+
+    claim: np.ndarray
+    ready: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    publish: np.ndarray
+    sound: np.ndarray
+    free: np.ndarray
+    holder: np.ndarray
+    doubt: np.ndarray
+    left: np.ndarray
+    open_end: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecords:
+    """One step: its number, bounds (ns), SMs and graph, and ``events`` EVENT[k], its tasks' records by SM, begin, end.
+
+    ``lost``: records that are gone, of which ``strays`` name an SM or task that is not there.
+    """
+
+    step: int
+    begin: int
+    end: int
+    sms: int
+    graph: Graph
+    events: np.ndarray
+    lost: int = 0
+    strays: int = 0
+
+    @property
+    def makespan(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def sm_time(self) -> int:
+        return self.makespan * self.sms
+
+    @cached_property
+    def broken(self) -> np.ndarray:
+        """bool[k]: records that end before they begin (or have no end), or whose times did not fit into the record."""
+        return (self.events["end"] < self.events["begin"]) | (self.events["flags"] & FLAG_SATURATED != 0)
+
+    @cached_property
+    def repeated(self) -> np.ndarray:
+        """bool[k]: records, not broken, of tasks that an earlier one in order of ``events`` tells of already."""
+        whole = np.flatnonzero(~self.broken)
+        out = np.zeros(len(self.events), bool)
+        out[whole] = True
+        out[whole[np.unique(self.events["task"][whole], return_index=True)[1]]] = False
+        return out
+
+    @cached_property
+    def lanes(self) -> LaneTimes:
+        events, sm, n = self.events, self.events["sm"].astype(np.int64), len(self.events)
+        claim, ready, begin, end, publish = (
+            np.clip(events[name], self.begin, self.end) - self.begin for name in ("claim", "ready", "begin", "end", "publish")
+        )
+        sound = ~(self.broken | self.repeated)
+        apart = sm * (self.makespan + 1)  # between lanes, so that one running maximum serves all of them
+        own = np.where(sound, end, 0) + apart
+        latest = np.maximum.accumulate(own)
+        newest = np.maximum.accumulate(np.where(sound & (own == latest), np.arange(n), -1))
+        before, same = np.arange(n) - 1, np.append(np.False_, sm[1:] == sm[:-1])[:n]
+        holder = np.where(same, newest[before], -1)
+        holder[sm[holder] != sm] = -1
+        free = np.where(same, latest[before] - apart, 0)
+        last = np.append(sm[1:] != sm[:-1], np.True_)[:n]
+        left, open_end = np.zeros(self.sms, np.int64), np.zeros(self.sms, bool)
+        left[sm[last]], open_end[sm[last]] = (latest - apart)[last], ~sound[last]
+        return LaneTimes(claim, ready, begin, end, publish, sound, free, holder, same & ~sound[before], left, open_end)
+
+
+def steps_of(source: Snapshot | Source | Trace | str | Path, steps=None) -> Iterator[StepRecords]:
+    """The steps of a snapshot, a source, a trace or the trace at a path, ascending; ``steps``: a step number or several.
+
+    Raises MkvizError for a step that is not there, and for a step so long that its SM time in ns does not fit 63 bits.
+    """
+    if isinstance(source, str | Path):
+        from mkviz.trace import Trace
+
+        source = Trace.open(source)
+    if isinstance(source, Snapshot) or hasattr(source, "snapshot"):
+        found = _of_snapshot(source if isinstance(source, Snapshot) else source.snapshot(), steps)
+    else:
+        found = _of_trace(source, steps)
+    wanted = None if steps is None else {int(s) for s in np.atleast_1d(steps)}
+    for step in found:
+        if step.sm_time + step.sms > MOST_NS:
+            raise MkvizError(f"step {step.step} lasts {step.makespan} ns (from {step.begin} to {step.end})",
+                             "a record of it or its StepInfo has a time that cannot be; leave the step out")  # fmt: skip
+        if wanted is not None:
+            wanted.discard(step.step)
+        yield step
+    if wanted:
+        raise MkvizError(f"step {min(wanted)} is not there", "a step that the source holds")
+
+
+def _of_snapshot(snapshot: Snapshot, steps) -> Iterator[StepRecords]:
+    for c, (number, graph_id, begin, end, lost) in enumerate(snapshot.steps.tolist()):
+        if steps is not None and number not in np.atleast_1d(steps):
+            continue
+        graph, schedule = snapshot.graphs[graph_id]
+        ptr = snapshot.lane_ptr[c]
+        rows = slice(int(ptr[0]), int(ptr[-1]))
+        events = np.zeros(rows.stop - rows.start, EVENT)
+        events["step"], events["sm"] = number, np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+        for name in ("claim", "ready", "begin", "end", "publish", "task", "last_wait", "fill", "flags"):
+            events[name] = getattr(snapshot, name)[rows]
+        yield StepRecords(number, begin, end, schedule.sms, graph, _in_order(events), lost)
+
+
+def _of_trace(trace: Trace, steps) -> Iterator[StepRecords]:
+    from mkviz.trace.selection import Selection
+
+    for info, events in trace.walk(Selection.of(trace, steps, None, None, None)):
+        yield of_events(info, events, *(trace.graphs.get(info.graph) or _stand_in(trace)))
+
+
+def _stand_in(trace: Trace) -> tuple[Graph, Schedule]:
+    """For steps without a graph: tasks of one op that depend on nothing, on as many SMs as the records name."""
+    records = trace.table("records", ["sm", "task"])
+    sms, tasks = (int(records[name].to_numpy().astype(np.int64).max(initial=-1)) + 1 for name in ("sm", "task"))
+    builder = GraphBuilder(NO_GRAPH, [NO_GRAPH])
+    for _ in range(tasks):
+        builder.task(NO_GRAPH)
+    return builder.build(), Schedule.from_lists([[] for _ in range(max(trace.sms, sms))])
+
+
+def of_events(info: StepInfo, events: np.ndarray, graph: Graph, schedule: Schedule) -> StepRecords:
+    """A step of EVENT records; only those of tasks count."""
+    tasks = events[events["flags"] & KIND_MASK == KIND_TASK]
+    good = tasks[(tasks["sm"] < schedule.sms) & (tasks["task"] < len(graph))]
+    strays = len(tasks) - len(good)
+    begin, end = step_bounds(info, good)
+    return StepRecords(info.step, begin, end, schedule.sms, graph, _in_order(good), info.lost + strays, strays)
+
+
+def _in_order(events: np.ndarray) -> np.ndarray:
+    return events[np.lexsort((events["end"], events["begin"], events["sm"]))]
