@@ -71,11 +71,26 @@ class Blame:
             "task": task, "sm": s["sm"],
         })  # fmt: skip
 
+    def largest(self) -> list[tuple[str, str, int, int]]:
+        """(cause, op, segments, ns) of each cause and op, most first; the ns add up to the makespan."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for begin, end, cause, task, _ in self.segments.tolist():
+            op = self.graph.ops[self.graph.op[task]] if task >= 0 else ""
+            found.setdefault((CAUSES[cause], op), []).append(end - begin)
+        return sorted(((*key, len(ns), sum(ns)) for key, ns in found.items()), key=lambda row: (-row[3], *row[:2]))
+
     def waterfall(self) -> pd.DataFrame:
-        """A row for each cause and op, most first: segments, ns, share of the makespan; the ns add up to the makespan."""
-        out = self.frame().groupby(["cause", "op"]).agg(segments=("ns", "size"), ns=("ns", "sum")).reset_index()
-        out["share"] = out["ns"] / self.makespan if self.makespan else 0.0
-        return out.sort_values(["ns", "cause", "op"], ascending=[False, True, True], ignore_index=True)
+        """The same as a dataframe, with their share of the makespan."""
+        import pandas as pd
+
+        out = pd.DataFrame(self.largest(), columns=["cause", "op", "segments", "ns"])
+        return out.assign(share=out["ns"] / self.makespan)
+
+    def to_json(self) -> dict:
+        """Times in ns, bandwidth in bytes/s."""
+        names = ("step", "makespan", "critical", "floor", "bytes", "bandwidth", "notes")
+        rows = [dict(zip(("cause", "op", "segments", "ns"), row, strict=True)) for row in self.largest()]
+        return {name: getattr(self, name) for name in names} | {"causes": self.totals, "waterfall": rows}
 
 
 def blame(source: Snapshot | Source | Trace | str | Path, step: int, machine: Machine | None = None) -> Blame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -93,3 +94,8 @@ H200 = Machine(
     claim_ns=200,  # (*) an atomic there and back while all SMs take tickets, 402 cycles at 1.98 GHz
     launch_ns=550,  # (*) from one empty kernel to the next in a CUDA graph
 )
+
+
+def named_in(label: str) -> Machine | None:
+    """The machine that a source's label names, None for one that nobody measured."""
+    return next((machine for machine in (H200,) if re.search(rf"\b{machine.name}\b", label)), None)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mkviz.blame import Blame, blame
+from mkviz.machine import named_in
 from mkviz.record import EVENT, FLAG_BYTES_LAST, KIND_MASK, KIND_SKIPPED, KIND_TASK
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class Summary:
 
     ``tok_s``: tokens over the time from the first step's begin to the last one's end, pauses included; ``request_tok_s``: the
     rate that a request saw after its first token (mean over requests, weighted by time).
+
+    ``blame``: the blame path of the step of median time (:mod:`mkviz.blame`); None where there is no whole step with a graph.
     """
 
     label: str
@@ -87,9 +91,11 @@ class Summary:
     sm_time: int
     shares: dict[str, int] | None
     ops: dict[str, OpTotals]
+    blame: Blame | None = None
 
     def to_json(self) -> dict:
-        out = asdict(self)
+        out = asdict(replace(self, blame=None))
+        out["blame"] = self.blame.to_json() if self.blame else None
         for name, op in self.ops.items():
             out["ops"][name]["gb_s"] = op.gb_s
         return out
@@ -113,9 +119,27 @@ class Summary:
         if self.shares is not None and self.sm_time:
             parts = [f"{name} {ns / self.sm_time:.1%}" for name, ns in self.shares.items() if ns or name != "unknown"]
             lines.append(f"SM time  {self.sms} SMs, {_duration(self.sm_time)} in all: {', '.join(parts)}")
+        if self.blame is not None:
+            lines += self._blame_lines(self.blame)
         if self.ops:
             lines += ["", *self._op_lines()]
         return "\n".join(lines)
+
+    def _blame_lines(self, blame: Blame) -> list[str]:
+        if not blame.makespan:
+            return []
+        causes = [f"{cause} {ns / blame.makespan:.1%}" for cause, ns in blame.totals.items() if ns]
+        most = [f"{cause} {op} {ns / blame.makespan:.1%}".replace("  ", " ") for cause, op, _, ns in blame.largest()[:4]]
+        lines = [
+            f"blame    step {blame.step}, of median time, {_duration(blame.makespan)}: {', '.join(causes)}",
+            f"         most of it: {', '.join(most)}",
+        ]
+        bounds = [] if blame.critical is None else [f"longest chain of dependencies {_duration(blame.critical)}"]
+        if blame.floor is not None:
+            bounds.append(
+                f"bandwidth floor {_duration(blame.floor)} ({_size(blame.bytes)} at {blame.bandwidth / 1e12:.2f} TB/s)"
+            )
+        return [*lines, f"         bounds: {', '.join(bounds)}", *(f"         {note}" for note in blame.notes)]
 
     def _op_lines(self) -> list[str]:
         compute = sum(op.compute for op in self.ops.values())
@@ -160,8 +184,18 @@ def summarise(trace: Trace) -> Summary:
         trace.label, trace.complete, trace.meta["command"], account.sms, account.records, *trace.lost,
         trace.meta["clock"]["error_ns"], StepTimes.of(ns), StepTimes.of(ns[~prefill]) if len(rows) else None,
         StepTimes.of(ns[prefill]), *_token_rates(trace, steps), account.sm_time, None if thinned else account.shares(),
-        account.ops(idle=not thinned),
+        account.ops(idle=not thinned), None if thinned else _median_blame(trace, steps, whole),
     )  # fmt: skip
+
+
+def _median_blame(trace: Trace, steps: dict[str, np.ndarray], whole: np.ndarray) -> Blame | None:
+    """Of the steps without lost records and with a graph, the first that takes the time of the median one."""
+    of = np.flatnonzero(whole & np.isin(steps["graph"], list(trace.graphs)))
+    if not len(of):
+        return None
+    ns = (steps["end"] - steps["begin"])[of]
+    median = of[np.flatnonzero(ns == np.percentile(ns, 50, method="inverted_cdf"))[0]]
+    return blame(trace, int(steps["step"][median]), named_in(trace.label))
 
 
 def _token_rates(trace: Trace, steps: dict[str, np.ndarray]) -> tuple[int, float | None, float | None]:

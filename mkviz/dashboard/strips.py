@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, RangeToo
 from mkviz import lod
 from mkviz.dashboard.theme import theme_of
 from mkviz.dashboard.timeline import bare_figure
-from mkviz.machine import H200
+from mkviz.machine import named_in
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
@@ -156,7 +155,7 @@ class Bandwidth(Strip):
 
     def of(self, label: str) -> None:
         """The source shown now is the one of this label."""
-        machine = next((m for m in (H200,) if re.search(rf"\b{m.name}\b", label)), None)
+        machine = named_in(label)
         self.ceiling = machine.bandwidth / 1e9 if machine else 0.0
         self.limit.update(location=self.ceiling, visible=machine is not None)
         text = f"{self.ceiling / 1000:.3g} TB/s: the most one {machine.name} was measured to read" if machine else ""

@@ -2,12 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import mkviz
+from mkviz.accounting import account
 from mkviz.cli import main
 from mkviz.graph import GraphBuilder
 from mkviz.protocols import Row, StepInfo, TokenInfo
@@ -166,6 +169,35 @@ def test_the_command_prints_a_table(by_hand, capsys):
     assert re.search(r"SM time  2 SMs, 420 ns in all: compute 36.9%, wait 4.8%, starved 2.4%, overhead 1.2%, tail 31.0%", out)
     assert re.search(r"^load +3 +115 ns +74.2% +1.6 kB +16.0 +10 ns +0 ns +5 ns$", out, re.M)
     assert re.search(r"^add +1 +40 ns +25.8% +0 B +10 ns +10 ns +0 ns$", out, re.M)
+
+
+def test_the_command_prints_the_blame_path_of_the_median_step(by_hand, tmp_path, capsys):
+    assert main(["summary", str(by_hand)]) == 0
+    out = capsys.readouterr().out
+    assert "\nblame    step 1, of median time, 60 ns: compute 100.0%\n" in out
+    assert "\n         most of it: compute load 100.0%\n" in out
+    assert "\n         bounds: longest chain of dependencies 60 ns\n" in out
+    assert "\n         no dependencies: " in out
+    assert main(["summary", "--json", str(by_hand)]) == 0
+    blame = json.loads(capsys.readouterr().out)["blame"]
+    assert (blame["step"], blame["makespan"], blame["critical"], blame["bytes"], blame["floor"]) == (1, 60, 60, 600, None)
+    assert blame["waterfall"] == [{"cause": "compute", "op": "load", "segments": 1, "ns": 60}]
+    Trace.open(by_hand).slice(tmp_path / "part.mkt", sms=0)
+    assert main(["summary", str(tmp_path / "part.mkt")]) == 0
+    assert "blame" not in capsys.readouterr().out
+
+
+def test_a_recording_of_an_h200_has_a_bandwidth_floor():
+    path = Path(mkviz.__file__).parent / "recordings" / "h200-north-mini-code-6-layers-8K.mkt.zip"
+    s = summarise(Trace.open(path))
+    assert s.blame.floor == -(-s.blame.bytes * 10**9 // 4_550_000_000_000) < s.blame.makespan
+    assert sum(s.blame.totals.values()) == s.blame.makespan == s.steps.p50
+    assert s.blame.totals["unknown"] == 0 and s.blame.critical < s.blame.makespan
+    assert account(path).totals == s.shares  # two programs, one definition
+
+
+def test_summary_and_accounting_agree_where_records_are_lost(by_hand):
+    assert account(by_hand).totals == summarise(Trace.open(by_hand)).shares
 
 
 def test_the_command_prints_json(by_hand, capsys):
