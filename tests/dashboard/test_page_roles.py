@@ -85,7 +85,7 @@ def test_each_role_says_what_it_did(page):
 
 
 def test_the_ring_is_told_or_said_to_be_untold(page):
-    saying(page, "Label", "^landed and not consumed, .*mean of all 132 SMs$")
+    saying(page, "Label", "^landed and not consumed at .*mean of all 132 SMs$")
     heights = f"{MODELS}.filter((m) => m.type === 'Figure').map((m) => m.height)"
     assert 24 not in page.evaluate(heights)
     page.locator("select[aria-label=source]").select_option("live: demo")
