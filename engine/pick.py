@@ -81,7 +81,7 @@ def kept(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.nda
         if params.top_p < 1:
             sums = np.cumsum(weights[order])
             need = min(max(1, int(np.ceil(params.top_p * float(sums[-1])))), int(sums[-1]))
-            order = order[: int(np.searchsorted(sums, need)) + 1]
+            order = order[: int(np.searchsorted(sums, np.uint64(need))) + 1]  # with an int, sums would be rounded to f64
         order.sort()
         ids, weights = ids[order], weights[order]
     if params.min_p:
@@ -94,7 +94,7 @@ def pick(logits: np.ndarray, params: SamplingParams, position: int) -> int:
     """The token that follows the row at ``position`` of its sequence, from the row's f32[vocab] logits.
 
     Stateless: seed, position and ``params.choice`` give the random number, and it depends on nothing else.
-    Raises :class:`MkvizError` as :func:`weigh` does.
+    Raises :class:`MkvizError` as :func:`weigh` does, but for temperature 0.
     """
     if params.temperature == 0:
         return int(np.argmax(logits))

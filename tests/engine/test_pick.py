@@ -149,6 +149,14 @@ def test_ties_by_hand():
     assert pick(np.array([1, 5, 5, -2], np.float32), SamplingParams(), 3) == 1
 
 
+def test_top_p_counts_sums_that_f64_does_not_hold():
+    """W = 2^54 + 8.  1 - 2^-53 of it is 2^54 + 6 less a little, 2^54 + 4 in f64 (whose neighbours there are 4 apart): all 2^14
+    tokens of weight 2^40 stay, and four of weight 1, since a third makes 2^54 + 3, which f64 would round up."""
+    logits = np.concatenate([np.zeros(1 << 14), np.full(8, -27.32)]).astype(np.float32)
+    _, weights = kept(logits, SamplingParams(temperature=1.0, top_p=1 - 2**-53))
+    assert weights.tolist() == [1 << 40] * (1 << 14) + [1] * 4
+
+
 @pytest.mark.parametrize(("u", "token"), [(0, 1), (2**63 - 1, 1), (2**63, 3), (2**64 - 1, 3)])
 def test_the_ends_of_a_tokens_share(monkeypatch, u, token):
     """Two tokens of one weight share the 2^64 numbers by halves, to the number."""
