@@ -128,10 +128,6 @@ class _Path:
     def __init__(self, step: StepRecords):
         self.step, self.at, self.cursor = step, step.lanes, step.makespan
         self.segments: list[tuple[int, int, int, int, int]] = []
-        self.row_of = np.full(len(step.graph), -1, np.int64)  # of each task, its sound record
-        sound = np.flatnonzero(self.at.sound)
-        self.row_of[step.events["task"][sound]] = sound
-        self.published = np.maximum(self.at.publish, self.at.end)
 
     def cut(self, cause: str, start: int, row: int = -1) -> None:
         """Charge what lies between ``start`` and the cursor; a start past the cursor charges nothing."""
@@ -141,10 +137,10 @@ class _Path:
             self.cursor = start
 
     def walk(self) -> None:
-        at, sound = self.at, np.flatnonzero(self.at.sound)
-        row = int(sound[np.argmax(self.published[sound])]) if len(sound) else -1
+        at, published, sound = self.at, self.step.published, np.flatnonzero(self.at.sound)
+        row = int(sound[np.argmax(published[sound])]) if len(sound) else -1
         if row >= 0:
-            self.cut("tail", int(self.published[row]))
+            self.cut("tail", int(published[row]))
         seen = set()
         while row >= 0 and row not in seen:
             seen.add(row)
@@ -165,8 +161,8 @@ class _Path:
         if ready <= free:  # the lane came last
             return int(at.holder[row])
         producer = self._last_producer(row)
-        if producer >= 0 and not (claim > free and claim >= self.published[producer]):
-            self.cut("hop", int(self.published[producer]), row)
+        if producer >= 0 and not (claim > free and claim >= self.step.published[producer]):
+            self.cut("hop", int(self.step.published[producer]), row)
             return producer
         if producer == UNRECORDED:
             self.cut("unknown", free, row)
@@ -178,20 +174,13 @@ class _Path:
 
     def _last_producer(self, row: int) -> int:
         """The record whose publish met the task's last wait; NO_PRODUCER for a task without waits, UNRECORDED for one of whose
-        producers there is no record.  Of a counter those count whose arrivals it needed, the earliest ones."""
-        waits = self.step.graph.waits(int(self.step.events["task"][row]))
-        if not waits:
+        producers there is no record."""
+        ptr, task = self.step.graph.wait_ptr, int(self.step.events["task"][row])
+        met = self.step.met_by[ptr[task] : ptr[task + 1]]
+        if not len(met):
             return NO_PRODUCER
-        ptr, producers = self.step.graph.producers
-        last = UNRECORDED
-        for counter, need in waits:
-            rows = self.row_of[producers[ptr[counter] : ptr[counter + 1]]]
-            rows = rows[rows >= 0]
-            if need and len(rows):
-                met = int(rows[np.argsort(self.published[rows], kind="stable")[min(need, len(rows)) - 1]])
-                if last < 0 or self.published[met] > self.published[last]:
-                    last = met
-        return last
+        met = met[met >= 0]
+        return int(met[np.argmax(self.step.published[met])]) if len(met) else UNRECORDED
 
 
 NO_PRODUCER, UNRECORDED = -1, -2
@@ -202,7 +191,7 @@ def critical_path(step: StepRecords) -> int:
     needs and lasts from begin to publish as recorded (no time where it was not), hand-overs take none."""
     graph, at = step.graph, step.lanes
     took = np.zeros(len(graph), np.int64)
-    took[step.events["task"][at.sound]] = (np.maximum(at.publish, at.end) - at.begin)[at.sound]
+    took[step.events["task"][at.sound]] = (step.published - at.begin)[at.sound]
     waiters: dict[int, list[tuple[int, int]]] = {}
     for task in np.flatnonzero(np.diff(graph.wait_ptr)).tolist():
         for counter, need in graph.waits(task):

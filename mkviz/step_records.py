@@ -105,6 +105,34 @@ class StepRecords:
         left[sm[last]], open_end[sm[last]] = (latest - apart)[last], ~sound[last]
         return LaneTimes(claim, ready, begin, end, publish, sound, free, holder, same & ~sound[before], left, open_end)
 
+    @cached_property
+    def row_of(self) -> np.ndarray:
+        """i64 per task of the graph: the index of its sound record, -1 where there is none."""
+        out, sound = np.full(len(self.graph), -1, np.int64), np.flatnonzero(self.lanes.sound)
+        out[self.events["task"][sound]] = sound
+        return out
+
+    @cached_property
+    def published(self) -> np.ndarray:
+        """i64[k]: publish, or end where that is later; ns since the step began."""
+        return np.maximum(self.lanes.publish, self.lanes.end)
+
+    @cached_property
+    def met_by(self) -> np.ndarray:
+        """i64 per wait of the graph (as in ``wait_counter``): the index of the record whose publish met it, -1 where none of
+        the counter's producers has a sound record.  Of a counter those count whose arrivals are needed, the earliest ones;
+        where fewer have a record than are needed, the last that has."""
+        graph, never = self.graph, np.int64(MOST_NS)
+        ptr, producers = graph.producers
+        rows = self.row_of[producers]
+        at = np.append(self.published, never)[rows]  # -1, no record: never
+        rows = rows[np.lexsort((at, np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))))]
+        recorded = np.diff(np.append(0, np.cumsum(rows >= 0))[ptr])
+        needed = np.minimum(graph.wait_need, recorded[graph.wait_counter]).astype(np.int64)
+        out = np.full(len(needed), -1, np.int64)
+        out[needed > 0] = rows[(ptr[graph.wait_counter] + needed - 1)[needed > 0]]
+        return out
+
 
 def steps_of(source: Snapshot | Source | Trace | str | Path, steps=None) -> Iterator[StepRecords]:
     """The steps of a snapshot, a source, a trace or the trace at a path, ascending; ``steps``: a step number or several.
