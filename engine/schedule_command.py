@@ -44,7 +44,7 @@ class Schedule:
 
     def run(self, args: argparse.Namespace) -> int:
         if args.action == "simulate" and args.against:
-            return _against(args.against)
+            return _against(args)
         graph, schedule = step_schedule(args.model, args.sms, args.rows, args.context, args.policy)
         if args.action == "dump":
             return _dump(graph, schedule, args.out)
@@ -155,11 +155,14 @@ def _simulate(graph, schedule, args) -> int:
     return 0
 
 
-def _against(path: Path) -> int:
+def _against(args) -> int:
     from mkviz.calibration import replayed
     from mkviz.trace import Trace
 
-    for graph in replayed(Trace.open(path)):
+    for option in ("trace", "no_prefetch", "barrier_per_op"):
+        if getattr(args, option):
+            raise MkvizError(f"--against with --{option.replace('_', '-')}", "one of them: a trace's steps are replayed as they ran")
+    for graph in replayed(Trace.open(args.against)):
         print(graph.to_text())
     return 0
 

@@ -76,3 +76,6 @@ def test_the_command_prints_it(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("chain: simulated ") and "measured 2.0 µs (1 step), error" in lines[0]
     assert "fitted to the trace (publish 300 ns, hop 200 ns, feed 50 ns, math per op)" in lines[1]
+    for option in ("--no-prefetch", "--barrier-per-op", "--trace=b.mkt"):
+        assert main(["schedule", "simulate", "--against", str(tmp_path / "a.mkt"), option]) == 2
+        assert f"--against with {option.split('=')[0]}; one of them" in capsys.readouterr().err
