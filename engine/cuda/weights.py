@@ -30,7 +30,7 @@ def check_supported(config: ModelConfig) -> None:
         ("query heads per KV head", config.heads // config.kv_heads <= 8, config.heads // config.kv_heads, "at most 8"),
         ("num_experts", config.experts <= 256, config.experts, "at most 256"),
         ("num_experts_per_tok", config.top_k <= 16, config.top_k, "at most 16"),
-        ("model_type", not config.qk_norm, config.family, "cohere2_moe or llama on the cuda backend"),
+        ("model_type", not config.qk_norm, config.family, "a family without norms of q and k on the cuda backend"),
     ):
         if not ok:
             raise MkvizError(f"{name}: {value}", f"{right}; the cpu backend takes this model")
@@ -43,9 +43,7 @@ class PackedWeights:
     device arrays.  ``nbytes`` of all.  ``xp`` is cupy; numpy serves the tests, which then look at the same arrays.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, xp: Any):
-        if weights is not None:
-            weights.require_bf16()  # before anything is allocated
+    def __init__(self, config: ModelConfig, weights: Weights | None, xp: Any):
         self.config, self.xp = config, xp
         self.matrices: dict[str, Any] = {}
         self.vectors: dict[str, Any] = {}
@@ -61,6 +59,7 @@ class PackedWeights:
         return sum({id(a): a.nbytes for a in [*self.matrices.values(), *self.vectors.values()]}.values())  # head may be embed
 
     def _pack(self, weights: Weights) -> None:
+        weights.require_bf16()  # before anything is allocated
         xp, cache = self.xp, PackCache.of_environment(self.config, weights)
 
         def bits(name: str):
