@@ -161,7 +161,9 @@ def _against(args) -> int:
 
     for option in ("trace", "no_prefetch", "barrier_per_op"):
         if getattr(args, option):
-            raise MkvizError(f"--against with --{option.replace('_', '-')}", "one of them: a trace's steps are replayed as they ran")
+            raise MkvizError(
+                f"--against with --{option.replace('_', '-')}", "one of them: a trace's steps are replayed as they ran"
+            )
     for graph in replayed(Trace.open(args.against)):
         print(graph.to_text())
     return 0
