@@ -82,7 +82,7 @@ function frame(x0, x1, cols) {
       busy[lane * cols + j] = total
     }
   }
-  for (let i = 0; i < c.tail_begin.length; i++) spread(tail, 0, c.tail_begin[i], c.tail_end[i])
+  for (let i = 0; i < c.tail_begin.length; i++) spread(tail, 0, Math.max(c.tail_begin[i], whole[0]), Math.min(c.tail_end[i], whole[1]))
   return {cols, grid, busy, wait, tail, rate}
 }
 
@@ -120,7 +120,8 @@ function label(task) {
   const parts = [["layer", c.layer], ["slot", c.slot], ["tile", c.tile]].filter(([, of]) => of[task])
   return [about.ops[c.op[task]], ...parts.map(([word, of]) => `${word} ${of[task] - 1}`)].join(" · ")
 }
-function at(time, lane) {  // what a lane did at a time: [title, [name, value]…], null outside every step
+function at(time, lane) {  // what a lane did at a time: [title, [name, value]…], null outside every step and what the file holds
+  if (time < whole[0] || time > whole[1]) return null
   let step = c.step_begin.length - 1
   while (step >= 0 && !(c.step_begin[step] <= time && time <= c.step_end[step])) step--
   if (step < 0) return null
@@ -128,7 +129,7 @@ function at(time, lane) {  // what a lane did at a time: [title, [name, value]�
   let i = first(c.lane[lane], stop, (k) => c.begin[k] > time)
   const inside = i > c.lane[lane] && c.begin[i - 1] + c.took[i - 1] >= time
   if (inside) i--
-  if (i === stop || c.step[i] > step) return ["no task left", where]
+  if (i === stop || c.step[i] > step) return [c.step_end[step] > whole[1] ? "no task left in this file" : "no task left", where]
   const ready = c.begin[i] - c.gap[i], prefix = inside ? "" : ready > time ? "waiting for " : "about to begin "
   const size = c.bytes[c.task[i]], on = about.counters[c.on[i]]
   const out = [prefix + label(c.task[i]), where, ["begin", `${duration(c.begin[i] - c.step_begin[c.step[i]])} into the step`],
@@ -219,17 +220,18 @@ function draw() {
   })
 }
 function steps(x, top, height, colour) {
-  const wide = (i) => Math.min(x(c.step_end[i]), x(x1)) - Math.max(x(c.step_begin[i]), LEFT)
   for (let i = 0; i < c.step_begin.length; i++) {
     if (c.step_end[i] <= x0 || c.step_begin[i] >= x1) continue
-    const from = x(c.step_begin[i]), number = c.step_number[i]
+    const number = c.step_number[i]  // of a step that the file holds a part of, that part
+    const from = x(Math.max(c.step_begin[i], whole[0])), to = x(Math.min(c.step_end[i], whole[1]))
+    const wide = Math.min(to, x(x1)) - Math.max(from, LEFT)
     pen.fillStyle = colour.step
     pen.globalAlpha = number % 2 ? 0.55 : 1
-    pen.fillRect(from, 2, x(c.step_end[i]) - from, top - 4)
+    pen.fillRect(from, 2, to - from, top - 4)
     pen.globalAlpha = 1
     pen.fillStyle = colour.faint
     pen.textAlign = "left"
-    const text = wide(i) > 130 ? `step ${number} · ${duration(c.step_end[i] - c.step_begin[i])}` : wide(i) > 64 ? `step ${number}` : ""
+    const text = wide > 130 ? `step ${number} · ${duration(c.step_end[i] - c.step_begin[i])}` : wide > 64 ? `step ${number}` : ""
     pen.fillText(text, Math.max(from, LEFT) + 5, top / 2)
   }
 }
@@ -344,8 +346,8 @@ function paint() {
   document.documentElement.style.colorScheme = dark ? "dark" : "light"
   later()
 }
-function legend() {
-  const busy = new Float64Array(about.ops.length), from = Math.max(x0, whole[0]), to = Math.min(x1, whole[1])
+function legend() {  // the ops with their share of all lanes' time within steps, over all that the file holds
+  const busy = new Float64Array(about.ops.length), [from, to] = whole
   let wait = 0, tail = 0, stepped = 0
   const inside = (a, b) => Math.max(Math.min(b, to) - Math.max(a, from), 0)
   for (let lane = 0; lane < lanes; lane++) {

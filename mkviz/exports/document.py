@@ -47,7 +47,7 @@ def document(excerpt: Excerpt) -> bytes:
     parts = {
         "TITLE": escape(f"{excerpt.title} · {excerpt.words}"),
         "STYLE": (HERE / "document.css").read_text(encoding="utf-8"),
-        "ABOUT": json.dumps(about, ensure_ascii=False).replace("</", "<\\/"),  # or a name could end the script
+        "ABOUT": json.dumps(about, ensure_ascii=False).replace("<", "\\u003c"),  # or a name could end the script
         "SCRIPT": (HERE / "document.js").read_text(encoding="utf-8"),
         "COLUMNS": data,
     }

@@ -58,8 +58,8 @@ class Excerpt:
         return cls(snapshot, float(span[0]), float(span[1]), source.label, source.kind)
 
     def __post_init__(self):
-        if not self.x1 > self.x0:
-            raise MkvizError(f"the range {self.x0:g} to {self.x1:g} ns is empty", "an end after its begin")
+        if not -np.inf < self.x0 < self.x1 < np.inf:
+            raise MkvizError(f"range: {self.x0:g} to {self.x1:g} ns", "two times, the end after the begin")
 
     def scene(self, width: int) -> Scene:
         """It as a scene of ``width`` pixels, of all SMs, one lane each."""

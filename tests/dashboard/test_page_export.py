@@ -191,6 +191,39 @@ def test_the_legend_hides_and_isolates(file):
     assert pressed.count() > 1
 
 
+def test_the_legend_is_of_the_whole_file_at_any_zoom(file):
+    shares = "[...document.querySelectorAll('.legend b')].map((b) => b.textContent)"
+    before, attention = file.evaluate(shares), file.locator(".legend [data-op=attention]")
+    file.evaluate("(() => { const [a] = mkviz.range(); mkviz.show(a, a + 5000) })()")
+    attention.click()
+    attention.click()
+    assert file.evaluate(shares) == before and any(share != "0.0 %" for share in before)
+    file.keyboard.press("f")
+
+
+def test_a_part_of_a_step_says_nothing_of_the_rest(context, steps, tmp_path):
+    """A file of the middle third of a step: what lies outside is neither hovered nor drawn as tail."""
+    snapshot = steps.snapshot()
+    begin, end = (int(snapshot.steps[k][1]) - snapshot.origin for k in ("begin", "end"))
+    third = (end - begin) / 3
+    (tmp_path / "part.html").write_bytes(render(excerpt_of(steps, span=(begin + third, end - third)), "html"))
+    page = context.new_page()
+    page.goto((tmp_path / "part.html").as_uri())
+    page.wait_for_selector("body[data-mkviz=ready]")
+    told, tail = page.evaluate(
+        """() => {
+            const [a, b] = mkviz.range(), base = JSON.parse(document.getElementById("about").textContent).base
+            const from = a - base, to = b - base, long = to - from
+            const lanes = [...Array(16).keys()]
+            return [[from - long / 2, to + long / 2, (from + to) / 2].map((t) => lanes.map((l) => mkviz.at(t, l)?.[0] ?? null)),
+                    [...mkviz.frame(to, to + 2 * long, 50).tail]]
+        }"""
+    )
+    page.close()
+    assert told[0] == told[1] == [None] * 16 and all(told[2]) and "no task left" not in told[2]
+    assert tail == [0] * 50
+
+
 def test_it_keeps_the_theme_and_changes_it(file, steps, context, tmp_path):
     background = "getComputedStyle(document.body).backgroundColor"
     assert file.evaluate(background) == "rgb(255, 255, 255)"

@@ -221,7 +221,8 @@ def test_nothing_half_written_is_left(tmp_path, monkeypatch):
         ({"steps": 9}, "no step 9; from 7 to 8"),
         ({"steps": (1, 2)}, "no step from 1 to 2"),
         ({"span": (5000, 6000)}, r"no step within 5 to 6 µs; a range within 0 to 2\.100 µs"),
-        ({"span": (500, 400)}, "empty"),
+        ({"span": (500, 400)}, "range: 500 to 400 ns; two times, the end after the begin"),
+        ({"span": (0, float("inf"))}, "range: 0 to inf ns"),
         ({"steps": 7, "span": (0, 1)}, "at once"),
     ],
 )
