@@ -125,7 +125,7 @@ def _choose(whose: str, table: np.ndarray, origin: int, steps, span) -> np.ndarr
 
 def _store(trace: Trace, table: np.ndarray) -> LiveStore:
     """A closed store of the steps of ``table``, large enough for all of them."""
-    records, rows = int(table["records"].sum()) / 0.6, len(table) / 0.2  # shares of a store that LiveStore keeps free
+    records, rows = int(table["records"].sum()) / 0.6, len(table) / 0.2  # shares of a LiveStore's bytes that it fills
     needed = 1.1 * (records * RECORD_BYTES + rows * (STEP.itemsize + 8 * (trace.sms + 1)))
     store = LiveStore(trace.label, trace.kind, max(DEFAULT_BYTES, int(needed)))
     trace.replay(store, steps=table["step"])
