@@ -40,6 +40,12 @@ def test_a_step_worked_by_hand():
             found.by(*wrong)
 
 
+def test_arrivals_count_in_the_order_of_their_publish():
+    """0 ends before 1 and publishes after it; 5 needs one of them."""
+    rows = [(0, 0, 0, 0, 300, 360), (1, 1, 0, 0, 310, 330), (5, 2, 380, 380, 900)]
+    assert hops(store((rows, 0))).frame()[["producer", "met", "hop"]].values.tolist() == [[1, 330, 50]]
+
+
 def test_percentiles_are_waits_that_happened():
     """Steps in which SM 2 waits 600, 610, 650 ns, and one of which no producer has a record."""
     rows = [[*ROWS[:3], (3, 2, ready, 700, 900)] for ready in (600, 610, 650)]
