@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 from typing import TYPE_CHECKING
 
 import panel as pn
+from bokeh.models import ImportedStyleSheet, InlineStyleSheet
+from bokeh.models.ui import UIElement
+from panel.io.notebook import replace_inline_css
 from panel.viewable import Viewer
 
 from mkviz.dashboard.hub import Hub
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure
 
 SAME = 1e-6  # of a range: what two views of it may differ by
+PATIENCE = 5  # s that the browser's next message is held back while a cell runs; it sends another by itself after as long
 
 
 class CellSession(Session):
@@ -30,6 +37,61 @@ class CellSession(Session):
             super().commanded(data)
 
 
+class InCell:
+    """Of a layout: what the browser tells is heard on the thread that made it, between cells; styles come from this machine.
+
+    Newer kernels hear every view on a thread of its own (a subshell), while cells and ticks run on the first one.  Two threads
+    would not only change one figure at once: a message goes out in pieces, and theirs would reach the browser mixed up.
+    """
+
+    def __init__(self, *objects, **params):
+        super().__init__(*objects, **params)
+        self._sheets: dict[str, InlineStyleSheet] = {}
+        self._thread, self._loop = threading.get_ident(), None
+        with contextlib.suppress(RuntimeError):  # a script has none, and no browser
+            self._loop = asyncio.get_running_loop()
+
+    def _on_msg(self, *message) -> None:
+        hear = super()._on_msg
+
+        async def heard() -> None:
+            hear(*message)
+
+        if self._loop is None or threading.get_ident() == self._thread:
+            hear(*message)
+        else:
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(heard(), self._loop).result(PATIENCE)
+
+    def get_root(self, doc=None, comm=None, preprocess=True):
+        """Panel takes its styles along in the first view, and names its CDN for them again whenever a pane is written anew."""
+        root = super().get_root(doc, comm, preprocess)
+        for model in root.select({"type": UIElement}):
+            self._take_along(model)
+            model.on_change("stylesheets", lambda attr, old, new, model=model: self._take_along(model))
+        return root
+
+    def _take_along(self, model: UIElement) -> None:
+        sheets = [self._inline(sheet) for sheet in model.stylesheets]
+        if sheets != model.stylesheets:
+            model.stylesheets = sheets
+
+    def _inline(self, sheet):
+        if not isinstance(sheet, ImportedStyleSheet):
+            return sheet
+        if sheet.url not in self._sheets:
+            self._sheets[sheet.url] = replace_inline_css(sheet)
+        return self._sheets[sheet.url]
+
+
+class CellColumn(InCell, pn.Column):
+    """A cell's view, its parts below each other."""
+
+
+class CellRow(InCell, pn.Row):
+    """A cell's view, its parts side by side."""
+
+
 class Cell(Viewer):
     """Shows itself as the value of a cell.  Subclasses set ``figure``, the one that the pointer moves over, and ``layout``.
 
@@ -37,7 +99,7 @@ class Cell(Viewer):
     """
 
     figure: figure
-    layout: pn.layout.ListPanel
+    layout: CellColumn | CellRow
     session_type = CellSession
 
     def __init__(self, hub: Hub, **params):

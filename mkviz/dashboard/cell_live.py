@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import panel as pn
 
-from mkviz.dashboard.cell import Cell, CellSession
+from mkviz.dashboard.cell import Cell, CellRow, CellSession
 from mkviz.dashboard.cell_views import BORDERS
 from mkviz.dashboard.hub import Hub
 from mkviz.dashboard.session import TICK_MS
@@ -52,7 +52,7 @@ class LiveView(Cell):
             panels.stats, pn.pane.Bokeh(self.figure, sizing_mode="stretch_width", margin=0), panels.legend,
             panels.playhead.counters, panels.details, panels.table, sizing_mode="stretch_width",
         )  # fmt: skip
-        self.layout = pn.Row(left, panels.chat, sizing_mode="stretch_width")
+        self.layout = CellRow(left, panels.chat, sizing_mode="stretch_width")
         self.tick()
         self.session.prompt = prompt
         self._ticks = pn.state.add_periodic_callback(self.tick, TICK_MS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import panel as pn
 from bokeh.models import BoxAnnotation, Title
 
-from mkviz.dashboard.cell import Cell, CellSession
+from mkviz.dashboard.cell import Cell, CellColumn, CellSession
 from mkviz.dashboard.hub import Hub
 from mkviz.dashboard.strips import Bandwidth, Busy, Strip, Tails, Waits
 from mkviz.dashboard.theme import KIND_COLOURS
@@ -36,7 +36,7 @@ class TimelineView(Cell):
         panels.restyle(False, source.kind)
         self._open(height - BORDERS)
         panels.playhead.over([self.figure])
-        self.layout = pn.Column(
+        self.layout = CellColumn(
             pn.pane.Bokeh(self.figure, sizing_mode="stretch_width", margin=0),
             panels.legend, panels.playhead.counters, panels.details, panels.table, sizing_mode="stretch_width",
         )  # fmt: skip
@@ -87,10 +87,11 @@ class StripView(Cell):
         self.figure.xaxis.visible = True
         band = panels.timeline.band = BoxAnnotation(visible=False, fill_alpha=0.14, line_alpha=0.8, level="overlay")
         self.figure.add_layout(band)
+        panels.timeline.measured_on([], [])
         panels.restyle = self._restyle(panels.restyle)
         panels.restyle(False, source.kind)
         self._open(height - BORDERS)
-        self.layout = pn.Column(
+        self.layout = CellColumn(
             pn.pane.Bokeh(self.figure, sizing_mode="stretch_width", margin=0), panels.table, sizing_mode="stretch_width"
         )
         self.session.choose(source.label)
