@@ -55,6 +55,7 @@ class SimulatedSource:
         self._steps: dict[int, Simulated] = {}  # by graph
         self._ends: dict[int, int] = {}  # by step
         self._clock, self._last, self._seen = 0, -1, -1
+        self._gave_up = False
         self._token = None  # the newest that was told
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -74,7 +75,7 @@ class SimulatedSource:
     def snapshot(self) -> Snapshot:
         """What is simulated so far; of a source that will not grow, nothing before all of it is."""
         with self._lock:
-            if self._thread is None and self.of.version != self._seen:
+            if self._thread is None and not self._gave_up and self.of.version != self._seen:
                 self._thread = threading.Thread(target=self._follow, name="mkviz-simulate", daemon=True)
                 self._thread.start()
             busy = self._thread is not None
@@ -108,6 +109,7 @@ class SimulatedSource:
             what = str(error) if isinstance(error, MkvizError) else f"{type(error).__name__}: {error}"
             self.words = f"This cannot be simulated: {what}"
             self._store.close(complete=False)
+            self._gave_up = True
         with self._lock:
             self._seen, self._thread = snapshot.version, None
 

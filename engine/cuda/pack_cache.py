@@ -30,7 +30,8 @@ class PackCache:
         with self._writing():
             folder.mkdir(parents=True, exist_ok=True)
             for part in folder.glob("*.part"):  # of a process that was killed
-                if not _alive(int(part.suffixes[-2][1:])):
+                pid = part.suffixes[-2][1:] if len(part.suffixes) > 1 else ""
+                if not pid.isdigit() or not _alive(int(pid)):
                     part.unlink(missing_ok=True)
 
     @classmethod
@@ -49,6 +50,8 @@ class PackCache:
             kept = np.memmap(path, np.uint16, "r")
         except (FileNotFoundError, ValueError):  # ValueError: empty
             return None
+        except OSError as error:
+            raise MkvizError(f"{path}: {error.strerror}", f"files that can be read in {VARIABLE}, or none") from None
         if len(kept) != piece.elements:
             return None
         out = xp.empty(piece.elements, np.uint16)

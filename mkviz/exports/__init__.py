@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def excerpt_of(of: Trace | Source | str | Path, steps=None, span=None) -> Excerp
     from mkviz.exports.excerpt import Excerpt
     from mkviz.trace import Trace
 
-    pair = (steps, steps) if isinstance(steps, int) else steps
+    pair = (int(steps), int(steps)) if isinstance(steps, Integral) else steps
     if isinstance(of, (str, Path, Trace)):
         return Excerpt.of_trace(of if isinstance(of, Trace) else Trace.open(of), pair, span)
     return Excerpt.of_source(of, pair, span)
