@@ -37,7 +37,7 @@ def lived(shared_page):
     return shared_page
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.slow)])  # dark by hand: CI has half an hour
 def page(request, lived):
     """The simulated megakernel shown, compared with nothing, in one theme and the other."""
     if (request.param == "dark") != lived.locator("body.mkviz-dark").count():

@@ -21,7 +21,7 @@ def until(page, condition):
     page.wait_for_function(f"Object.values(window.mkvizPlayhead ?? {{}}).some((p) => {condition})")
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.slow)])  # dark by hand: CI has half an hour
 def page(shared_page, request):
     """The recording's first step, in one of the themes, not played."""
     page = shared_page

@@ -25,7 +25,7 @@ def image_rows(page, rows):
     )
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.slow)])  # dark by hand: CI has half an hour
 def page(shared_page, request):
     """The recording, whole, one lane an SM, nothing pinned, in one of the themes."""
     page = shared_page
