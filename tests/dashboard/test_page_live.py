@@ -33,8 +33,9 @@ def submit(page, prompt, most=1500):
 
 def note(page, pattern):
     """The line under the text, once it matches."""
-    page.locator(".note", has_text=re.compile(pattern)).wait_for()
-    return page.inner_text(".note")
+    line = page.locator(".note", has_text=re.compile(pattern)).first
+    line.wait_for()
+    return line.inner_text()
 
 
 def tokens(page):
