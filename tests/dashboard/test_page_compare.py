@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_page_live import generate, stop, timeline, tokens, wait
+from test_page_live import generate, put_in_theme, stop, timeline, tokens, wait
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
@@ -37,13 +37,10 @@ def lived(shared_page):
     return shared_page
 
 
-@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.slow)])  # dark by hand: CI has half an hour
+@pytest.fixture(params=["light", "dark"])
 def page(request, lived):
     """The simulated megakernel shown, compared with nothing, in one theme and the other."""
-    if (request.param == "dark") != lived.locator("body.mkviz-dark").count():
-        lived.click("[aria-label='Toggle theme']")
-    theme = "body.mkviz-dark" if request.param == "dark" else "body:not(.mkviz-dark)"
-    lived.wait_for_selector(theme, state="attached")
+    put_in_theme(lived, request.param)
     select(lived, "source", MEGAKERNEL)
     select(lived, "compare with", "")
     lived.wait_for_function(f"!{BELOW}")

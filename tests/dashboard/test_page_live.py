@@ -17,6 +17,14 @@ def wait(page, condition):
     page.wait_for_function(f"Object.values(window.mkviz ?? {{}}).some((t) => {condition})")
 
 
+def put_in_theme(page, theme):
+    """Light or dark, whichever the page is in."""
+    wanted = "body.mkviz-dark" if theme == "dark" else "body:not(.mkviz-dark)"
+    if not page.locator(wanted).count():
+        page.click("[aria-label='Toggle theme']")
+    page.wait_for_selector(wanted, state="attached")
+
+
 def generate(page, prompt="Write a function", most=1500):
     """Ask, and wait until the page has taken it up: what ``tokens`` counts is then the new answer."""
     turns = page.locator(".turn.user").count()

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_page_live import wait
+from test_page_live import put_in_theme, wait
 from test_recordings import NORTH
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
@@ -21,16 +21,14 @@ def until(page, condition):
     page.wait_for_function(f"Object.values(window.mkvizPlayhead ?? {{}}).some((p) => {condition})")
 
 
-@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.slow)])  # dark by hand: CI has half an hour
+@pytest.fixture(params=["light", "dark"])
 def page(shared_page, request):
     """The recording's first step, in one of the themes, not played."""
     page = shared_page
     page.locator("select[aria-label=source]").select_option(NORTH)
     page.keyboard.press("Escape")  # leaves a step that a test still played
     page.locator(".mkviz-transport select").wait_for(state="hidden")
-    if page.evaluate("document.body.classList.contains('mkviz-dark')") != (request.param == "dark"):
-        page.click("[aria-label='Toggle theme']")
-        page.wait_for_selector("body.mkviz-dark" if request.param == "dark" else "body:not(.mkviz-dark)", state="attached")
+    put_in_theme(page, request.param)
     page.locator("button[data-mode=op]").focus()
     page.keyboard.press("f")
     wait(page, "!t.state.follow && Math.abs(t.range()[1] - t.state.hi) < 1")

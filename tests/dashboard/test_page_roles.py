@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from test_page_live import generate, stop, timeline, tokens, wait
+from test_page_live import generate, put_in_theme, stop, timeline, tokens, wait
 from test_page_look import at
 from test_recordings import NORTH
 
@@ -25,7 +25,7 @@ def image_rows(page, rows):
     )
 
 
-@pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.slow)])  # dark by hand: CI has half an hour
+@pytest.fixture(params=["light", "dark"])
 def page(shared_page, request):
     """The recording, whole, one lane an SM, nothing pinned, in one of the themes."""
     page = shared_page
@@ -36,9 +36,7 @@ def page(shared_page, request):
     if page.locator("[data-do=roles][aria-pressed=true]").count():
         page.click("[data-do=roles]")
     page.locator("[data-do=roles][aria-pressed=false]").wait_for()
-    if page.evaluate("document.body.classList.contains('mkviz-dark')") != (request.param == "dark"):
-        page.click("[aria-label='Toggle theme']")
-        page.wait_for_selector("body.mkviz-dark" if request.param == "dark" else "body:not(.mkviz-dark)", state="attached")
+    put_in_theme(page, request.param)
     page.locator("button[data-mode=op]").focus()
     page.keyboard.press("f")
     wait(page, "!t.state.follow && Math.abs(t.range()[0] - t.state.lo) < 1 && Math.abs(t.range()[1] - t.state.hi) < 1")
