@@ -115,10 +115,9 @@ class Summary:
 
 def _select(snapshot: Snapshot, tables: GraphTables, x0: float, x1: float):
     """Kernel arguments for the steps that touch [x0, x1): step rows, begin and end f64 ns, table offsets."""
-    begin = (snapshot.steps["begin"] - snapshot.origin).astype(np.float64)
-    end = (snapshot.steps["end"] - snapshot.origin).astype(np.float64)
-    rows = np.flatnonzero((begin < x1) & (end > x0))
-    return rows, begin[rows], end[rows], tables.offsets(snapshot)[rows]
+    rows = snapshot.steps_in(x0, x1)
+    begin, end = ((snapshot.steps[k][rows] - snapshot.origin).astype(np.float64) for k in ("begin", "end"))
+    return rows, begin, end, tables.offsets(snapshot)[rows]
 
 
 def image_frame(snapshot: Snapshot, tables: GraphTables, x0: float, x1: float, cols: int,

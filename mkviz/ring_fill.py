@@ -40,8 +40,7 @@ def readings(snapshot: Snapshot, rows: slice) -> np.ndarray:
 
 def ring_fill(snapshot: Snapshot, x0: float, x1: float, cols: int, lanes: range, kernels=role_kernels) -> RingFill:
     """[x0, x1) ns in ``cols`` columns for the SMs ``lanes`` (consecutive)."""
-    begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
-    steps, dx = np.flatnonzero((begin < x1) & (end > x0)), (x1 - x0) / cols
+    steps, dx = snapshot.steps_in(x0, x1), (x1 - x0) / cols
     if not len(steps):
         return RingFill(x0, dx, np.full(cols, np.nan), 0)
     rows = slice(int(snapshot.lane_ptr[steps[0], 0]), int(snapshot.lane_ptr[steps[-1], -1]))
@@ -50,6 +49,7 @@ def ring_fill(snapshot: Snapshot, x0: float, x1: float, cols: int, lanes: range,
     ptr = snapshot.lane_ptr[steps, lanes.start : lanes.stop + 1] - rows.start
     value = readings(snapshot, rows)
     at = (snapshot.begin[rows] - snapshot.origin).astype(np.float64)
-    total, known = kernels.held(at, value, ptr, end[steps].astype(np.float64), x0, dx, cols)
+    end = (snapshot.steps["end"][steps] - snapshot.origin).astype(np.float64)
+    total, known = kernels.held(at, value, ptr, end, x0, dx, cols)
     mean = np.divide(total / 16, known, out=np.full(cols, np.nan), where=known > 1e-9)
     return RingFill(x0, dx, mean, int((value >= 0).sum()))

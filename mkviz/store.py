@@ -96,6 +96,11 @@ class Snapshot:
         hits = np.flatnonzero(self.steps["step"] == step)
         return int(hits[-1]) if len(hits) else -1
 
+    def steps_in(self, x0: float, x1: float) -> np.ndarray:
+        """Rows of ``steps`` of those that touch [x0, x1), ns since the origin."""
+        begin, end = (self.steps[k] - self.origin for k in ("begin", "end"))
+        return np.flatnonzero((begin < x1) & (end > x0))
+
     def graph_of(self, index: int) -> Graph:
         return self.graphs[int(self.steps["graph"][index])][0]
 

@@ -101,8 +101,7 @@ class ExportMenu(JSComponent):
         if snapshot is None or not len(snapshot.steps):
             raise MkvizError("there are no steps to export yet", "generate some, or open a trace")
         x0, x1 = session.range or (session.x0, session.x1)
-        begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
-        if not ((begin < x1) & (end > x0)).any():
+        if not len(snapshot.steps_in(x0, x1)):
             raise MkvizError("no step lies in the view", "move to one first")
         lo, hi = snapshot.extent
         return Excerpt(snapshot, max(x0, lo), min(x1, hi), session.source.label, session.source.kind, session.look)

@@ -186,9 +186,7 @@ class Panels:
         scene, snapshot = session.scene, session.snapshot()
         self._show_label(session, snapshot)
         total = scene.summary
-        inside = snapshot.steps[
-            (snapshot.steps["begin"] - snapshot.origin < scene.x1) & (snapshot.steps["end"] - snapshot.origin > scene.x0)
-        ]
+        inside = snapshot.steps[snapshot.steps_in(scene.x0, scene.x1)]
         items = [
             ("step", _range_of(inside["step"])),
             ("step time", duration(float(np.median(inside["end"] - inside["begin"]))) if len(inside) else "–"),

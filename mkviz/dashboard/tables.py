@@ -14,7 +14,6 @@ from mkviz.slack import free_of_step, waited_for
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
-    from mkviz.store import Snapshot
 
 TOP_WAITS = 20
 UNITS = {"": str, "ns": duration, "bytes": size, "of 1": percent, "GB/s": "{:.1f}".format}
@@ -58,7 +57,7 @@ def waits(scene: Scene, x0: float, x1: float) -> Table:
     """The tasks in the range that their lanes waited for longest, what they waited on and who let them wait, how much of the
     wait was exposed (all of it: a hidden one is slack), and the slack of the producer before the last one."""
     snapshot, found = scene.snapshot, []
-    for step in _steps_in(snapshot, x0, x1):
+    for step in snapshot.steps_in(x0, x1)[-MAX_STEPS:]:
         rows, lane, free = free_of_step(snapshot, int(step))
         ready, begin = snapshot.ready[rows] - snapshot.origin, snapshot.begin[rows] - snapshot.origin
         long = np.where((begin < x1) & (ready > x0), ready - free, 0)
@@ -80,7 +79,7 @@ def waits(scene: Scene, x0: float, x1: float) -> Table:
 def steps(scene: Scene, x0: float, x1: float) -> Table:
     """The steps that touch the range, newest first: time, tasks recorded, records lost."""
     snapshot, table = scene.snapshot, Table({"step": "", "time": "ns", "tasks": "", "lost": ""})
-    for at in _steps_in(snapshot, x0, x1)[::-1]:
+    for at in snapshot.steps_in(x0, x1)[-MAX_STEPS:][::-1]:
         row = snapshot.steps[at]
         count = int(snapshot.lane_ptr[at, -1] - snapshot.lane_ptr[at, 0])
         table.values.append([int(row["step"]), int(row["end"] - row["begin"]), count, int(row["lost"])])
@@ -89,8 +88,3 @@ def steps(scene: Scene, x0: float, x1: float) -> Table:
 
 
 TABLES = {"ops": ops, "waits": waits, "steps": steps}
-
-
-def _steps_in(snapshot: Snapshot, x0: float, x1: float) -> np.ndarray:
-    begin, end = (snapshot.steps[k] - snapshot.origin for k in ("begin", "end"))
-    return np.flatnonzero((begin < x1) & (end > x0))[-MAX_STEPS:]

@@ -69,8 +69,7 @@ class Excerpt:
     @property
     def steps(self) -> np.ndarray:
         """Rows of the snapshot's steps that touch the range."""
-        begin, end = (self.snapshot.steps[k] - self.snapshot.origin for k in ("begin", "end"))
-        return np.flatnonzero((begin < self.x1) & (end > self.x0))
+        return self.snapshot.steps_in(self.x0, self.x1)
 
     @property
     def title(self) -> str:
