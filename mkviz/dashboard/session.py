@@ -346,7 +346,7 @@ class Session:
 
     def _take_pieces(self) -> None:
         generation = self.generation
-        if generation is None:
+        if generation is None or not self.panels.chat.running:  # once over, the line under the text is free for others
             return
         pieces = generation.take()
         if pieces:
