@@ -18,6 +18,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sms", type=int, help="SMs: those that the cpu backend plays (default 16), or fewer of the GPU's")
     parser.add_argument("--workers", type=int, help="threads that play them (default: one per core)")
     parser.add_argument("--mode", choices=("fp32", "bf16"), default="fp32", help="bf16 rounds where a kernel rounds")
+    parser.add_argument("--pages", type=int, help="KV pages of 64 tokens (default: what the contexts and memory ask for)")
+    parser.add_argument("--context", type=int, help="tokens of the longest request (default: the model's)")
     parser.add_argument("--policy", default="round_robin", help="scheduling policy (see mkviz schedule show)")
 
 
@@ -30,7 +32,7 @@ def open_engine(args: argparse.Namespace, **options):
         raise MkvizError("--workers and --mode", "the cpu backend only")
     else:
         options |= {"sms": args.sms}
-    return Engine(args.model, backend=args.backend, policy=args.policy, **options)
+    return Engine(args.model, backend=args.backend, policy=args.policy, pages=args.pages, context=args.context, **options)
 
 
 class Generate:

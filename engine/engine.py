@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
-from contextlib import suppress
+import time
+from collections import Counter
+from dataclasses import replace
+from math import ceil
+from typing import Any
 
-import numpy as np
-
+from engine.adjust import Constraint
+from engine.batching import Batcher, Step
 from engine.checkpoint import Weights
 from engine.config import ModelConfig, load_config
 from engine.kv import PagePool
@@ -18,8 +21,11 @@ from engine.pick import logprobs, pick
 from engine.plan import StepPlan, StepResult
 from engine.sampling import SamplingParams
 from engine.sequence import Pieces, Sequence
+from engine.stats import EngineStats
+from engine.step_time import StepTime
 from engine.tiling import PAGE
 from engine.tokenizer import Tokenizer
+from engine.watchdog import Watchdog
 from mkviz.drain import BUDGET, Drain
 from mkviz.errors import MkvizError
 from mkviz.protocols import Piece, Row, Sink, StepInfo, TokenInfo
@@ -41,41 +47,74 @@ def backend_class(name: str):
     raise MkvizError(f"backend: {name!r}", f"one of {', '.join(BACKENDS)}")
 
 
-class Engine:
-    """Serves one model.  Up to ``batch`` requests run at once, the others queue in order of arrival.
+class QueueFull(MkvizError):
+    """Nobody else may wait now; ``retry_after``: seconds until somebody will probably have ended."""
 
-    Each step carries one row of every decoding request and, in what room is left, prompt tokens of those being prefilled, so
-    that a new request does not stop the others.  ``backend``: cpu or cuda; ``options`` go to it (sms, policy, …).
+    def __init__(self, waiting: int, retry_after: int):
+        super().__init__(f"queue: full, {waiting} requests wait", f"try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class StepFailed(MkvizError):
+    """A step failed or did not end: no fault of the request that is told so."""
+
+
+class Engine:
+    """Serves one model.  Up to ``batch`` requests run at once and ``queue`` more may wait (None: any number); the order of
+    things is told in :mod:`engine.batching`.
+
+    Each step carries one row of every decoding request and prompt tokens of those being prefilled, so that a new request does
+    not stop the others.  ``itl_budget_ms``: from one token of a request to its next, prompts take no more time than this leaves
+    (None: as many rows as fit a step).  ``context``: longest request in tokens, if less than the model's.  ``pages``: KV pages
+    of 64 tokens.  ``prefix_cache``: whether requests of one salt share the pages of a common beginning.  ``step_timeout``:
+    seconds after which a step is given up and its requests fail.  ``backend``: cpu or cuda; ``options`` go to it (sms, …).
 
     ``lossless``: no record may be lost, so rings that are half full are emptied before the next step begins.  That takes time
     between steps and none within them: a step lasts from the first ready to the last publish of its tasks.  Without, whoever
     reads too slowly misses whole steps, which are counted, and the engine never waits.
     """
 
-    def __init__(self, model: str | None = None, *, backend: str = "cpu", batch: int = 8, pages: int | None = None,
-                 trace: bool = True, lossless: bool = False, **options):  # fmt: skip
+    def __init__(self, model: str | None = None, *, backend: str = "cpu", batch: int = 8, queue: int | None = None,
+                 pages: int | None = None, context: int | None = None, itl_budget_ms: float | None = None,
+                 prefix_cache: bool = True, step_timeout: float = 300.0, trace: bool = True, lossless: bool = False,
+                 **options):  # fmt: skip
         directory = resolve_model(model)
         self.model = directory.name if model else "demo"
-        self.config: ModelConfig = load_config(directory)
+        self.config: ModelConfig = _within(load_config(directory), context)
         self.tokenizer = Tokenizer.open(directory, self.config.vocab)
-        self.batch = batch
+        self.batch, self.queue = batch, queue
         kind = backend_class(backend)
-        if not 1 <= batch <= kind.max_rows:
-            raise MkvizError(f"batch: {batch}", f"1 to {kind.max_rows} requests, a row each in a step")
+        for name, value, ok, right in (
+            ("batch", batch, 1 <= batch <= kind.max_rows, f"1 to {kind.max_rows} requests, a row each in a step"),
+            ("queue", queue, queue is None or queue >= 0, "None (any number) or the requests that may wait"),
+            ("itl_budget_ms", itl_budget_ms, itl_budget_ms is None or itl_budget_ms > 0, "None or a positive number"),
+            ("step_timeout", step_timeout, step_timeout > 0, "a positive number of seconds"),
+        ):
+            if not ok:
+                raise MkvizError(f"{name}: {value}", right)
         if pages is None:
             pages = self._default_pages(kind.page_bytes(self.config))
             if backend == "cpu":
                 pages = max(1, min(pages, free_host_memory() // 2 // kind.page_bytes(self.config)))
         self.backend = kind(self.config, Weights.open(directory, self.config), pages=pages, trace=trace, **options)
         self.pool = PagePool(pages)
+        sliding = all(layer.attention == "sliding" for layer in self.config.layers)
+        self.batcher = Batcher(
+            self.pool, StepTime(self.config), max_rows=kind.max_rows, batch=batch,
+            budget_ns=itl_budget_ms and itl_budget_ms * 1e6, window=self.config.window if sliding else 0,
+            prefix_cache=prefix_cache,
+        )  # fmt: skip
         self.lossless = lossless
         self.drain = Drain(self.backend.rings.link(), budget=None if lossless else BUDGET).start() if trace else None
         self._announced = 0  # graphs that the drain knows
         self._numbers = itertools.count()
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._wake = threading.Condition()
+        self._counts: Counter[str] = Counter()
+        self._run_seconds = 1.0  # that a request runs, of late
+        self._running_step: Step | None = None
+        self._abandoned: list[Sequence] = []  # failed by the watchdog; their pages are the stuck step's until it comes back
+        self._wake = threading.Condition(threading.RLock())
         self._closed = False
+        self._watchdog = Watchdog(step_timeout, self._give_up)
         self._thread = threading.Thread(target=self._loop, name="mkviz-engine", daemon=True)
         self._thread.start()
 
@@ -89,9 +128,14 @@ class Engine:
 
     # -- requests; any thread -------------------------------------------------------------------------------------------
 
+    @property
+    def context(self) -> int:
+        """Tokens that a request may come to hold, prompt and answer together."""
+        return min(self.config.max_positions, self.pool.total * PAGE)
+
     def check(self, tokens: list[int], params: SamplingParams) -> None:
         """Raise MkvizError when this request can never run: empty, or longer than the context or the KV cache."""
-        limit = min(self.config.max_positions, self.pool.total * PAGE)
+        limit = self.context
         if not tokens:
             raise MkvizError("prompt: no tokens", "at least one")
         if len(tokens) >= limit:
@@ -101,33 +145,59 @@ class Engine:
                 f"max_tokens: {params.max_tokens} after a prompt of {len(tokens)} tokens",
                 f"at most {limit - len(tokens)}, the context holds {limit}",
             )
-        for token in tokens:
-            if not 0 <= token < self.config.vocab:
-                raise MkvizError(f"prompt: token {token}", f"0 to {self.config.vocab - 1}")
+        for name, ids in (("prompt", tokens), ("logit_bias", params.logit_bias)):
+            for token in ids:
+                if not 0 <= token < self.config.vocab:
+                    raise MkvizError(f"{name}: token {token}", f"0 to {self.config.vocab - 1}")
 
-    def submit(self, tokens: list[int], params: SamplingParams, prompt: str = "") -> Sequence:
-        """Queue a request and return at once.  Raises what :meth:`check` raises."""
+    def submit(self, tokens: list[int], params: SamplingParams, prompt: str = "", *, salt: str = "",
+               constraint: Constraint | None = None, label: str = "", out: Any = None) -> Sequence:  # fmt: skip
+        """Queue a request and return at once.  Raises what :meth:`check` raises, and :class:`QueueFull`.
+
+        ``salt``: whose request it is; cached pages are shared, and turns taken, by it.  ``out``: gets the pieces by ``put``,
+        from the engine's thread (default: a queue, for :meth:`stream`).
+        """
         self.check(tokens, params)
-        sequence = Sequence(next(self._numbers), list(tokens), params, self.tokenizer.detokenizer(), prompt)
+        more = {} if out is None else {"out": out}
+        sequence = Sequence(next(self._numbers), list(tokens), params, self.tokenizer.detokenizer(), prompt, salt=salt,
+                            constraint=constraint, label=label, **more)  # fmt: skip
         with self._wake:
             if self._closed:
                 raise MkvizError("engine: closed", "open a new one")
+            if self.queue is not None and sum(1 for _ in self.batcher) >= self.batch + self.queue:
+                self._counts["refused"] += 1
+                raise QueueFull(len(self.batcher.waiting), max(1, ceil(self._run_seconds / self.batch)))
             self._tell(sequence)  # before the loop can tell more of it
-            self._waiting.append(sequence)
+            self.batcher.waiting.add(sequence)
             self._wake.notify()
         return sequence
 
     def stream(self, sequence: Sequence) -> Pieces:
-        """The pieces of a request as they come; closing them stops the request."""
+        """The pieces of a request as they come; closing them stops the request before the next step."""
         return Pieces(sequence)
 
+    def stats(self) -> EngineStats:
+        with self._wake:
+            b, counts = self.batcher, self._counts
+            reasons = {r: counts[r] for r in ("stop", "length", "stopped", "failed")}
+            names = ("steps", "prefill_rows", "decode_rows", "prompt_tokens", "cached_tokens", "generated_tokens",
+                     "preemptions", "refused", "failed_steps")  # fmt: skip
+            return EngineStats(
+                running=len(b.running), waiting=len(b.waiting), preempted=len(b.preempted), pages_total=self.pool.total,
+                pages_free=self.pool.free, pages_cached=self.pool.idle, stuck=bool(self._abandoned), finished=reasons,
+                **{name: counts[name] for name in names},
+            )  # fmt: skip
+
     def close(self) -> None:
-        """Stop every request, drain the rest of the records, end the threads."""
+        """Stop every request, drain the rest of the records, end the threads.  A step that is stuck is left behind."""
         with self._wake:
             self._closed = True
             self._wake.notify()
-        self._thread.join()
-        self.backend.close()
+        while self._thread.is_alive() and not self._abandoned:
+            self._thread.join(0.1)
+        self._watchdog.close()
+        if not self._abandoned:
+            self.backend.close()
         if self.drain is not None:
             self.drain.close()
 
@@ -148,105 +218,146 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                while not (self._waiting or self._running or self._closed):
+                while not (self._closed or any(True for _ in self.batcher)):
                     self._wake.wait()
                 if self._closed:
-                    for sequence in [*self._running, *self._waiting]:
-                        self._finish(sequence, "stopped")
+                    for sequence in list(self.batcher):
+                        self._end(sequence, "stopped")
                     return
             try:
                 self._drop_cancelled()
                 self._admit()
-                if self._running:
+                if self.batcher.running:
                     self._step()
-            except Exception as error:  # every request of the batch learns why; the engine goes on
-                for sequence in list(self._running):
-                    self._finish(sequence, "failed", error)
+            except Exception as error:  # in the engine itself: those that run learn why; the engine goes on
+                for sequence in list(self.batcher.running) or list(self.batcher)[:1]:
+                    self._end(sequence, "failed", error)
 
     def _drop_cancelled(self) -> None:
         with self._wake:
-            cancelled = [s for s in [*self._running, *self._waiting] if s.cancelled]
+            cancelled = [s for s in self.batcher if s.cancelled]
         for sequence in cancelled:
-            self._finish(sequence, "stopped")
+            self._end(sequence, "stopped")
 
     def _admit(self) -> None:
-        """Start waiting requests in order while there is room for all that they may come to hold."""
-        while self._waiting and len(self._running) < self.batch:
-            need = PagePool.pages_for(self._waiting[0].budget)
-            if need > self.pool.free:
-                return
-            with self._wake:
-                sequence = self._waiting.popleft()
-            self._running.append(sequence)
-            sequence.pages, sequence.state = self.pool.take(need), "prefill"
-            self.backend.zero_pages(sequence.pages)
-            self._tell(sequence)
+        with self._wake:
+            for sequence in self.batcher.admit():
+                if not sequence.preemptions:
+                    self._counts["prompt_tokens"] += sequence.prompt_tokens
+                    self._counts["cached_tokens"] += sequence.cached_tokens
+                self._tell(sequence)
 
     def _step(self) -> None:
-        plan, counts = self._plan()
-        number = self.backend.serial
+        begin = time.monotonic_ns()
+        with self._wake:
+            step = self.batcher.plan(begin)
+            self._counts["preemptions"] += len(step.preempted)
+        for sequence in step.preempted:
+            self._tell(sequence)
+        if not step.rows:
+            return
+        graphs, spans = len(self.backend.graphs), step.spans
+        try:
+            number, result = self._run(step)
+        except Exception as error:  # each request in the step learns why, the others go on
+            self._counts["failed_steps"] += 1
+            if not isinstance(error, MkvizError):
+                cause, error = error, StepFailed(f"step: {type(error).__name__}: {error}", "see the log; others go on")
+                error.__cause__ = cause
+            for sequence, _ in step.rows:
+                self._end(sequence, "failed", error)
+            return
+        last = -1
+        for sequence, count in step.rows:
+            first, last = last + 1, last + count
+            if sequence.state != "failed":  # the watchdog was not quicker
+                self._take(sequence, number, result, first, last)
+        if len(self.backend.graphs) == graphs:  # else it took time to build one
+            self.batcher.step_time.observe(spans, time.monotonic_ns() - begin)
+
+    def _run(self, step: Step) -> tuple[int, StepResult]:
+        """(number, result) of a step.  While it runs, the watchdog may fail the requests in it."""
+        if step.opened:
+            self.backend.zero_pages(step.opened)
         if self.lossless and self.drain is not None:
             self.drain.make_room()
-        result = self.backend.step(plan)
-        self._report(plan, number, result)
-        row = -1
-        for sequence, count in zip(list(self._running), counts, strict=True):
-            row += count
-            sequence.computed += count
-            if count and sequence.computed == len(sequence.tokens):
-                self._take(sequence, number, result, row)
-
-    def _plan(self) -> tuple[StepPlan, list[int]]:
-        """The next step, and how many rows of it each running request has: one each first, then prompts in order."""
-        left = [len(s.tokens) - s.computed for s in self._running]
-        counts = [min(n, 1) for n in left]
-        room = self.backend.max_rows - sum(counts)
-        for i, n in enumerate(left):
-            more = min(n - counts[i], room)
-            counts[i] += more
-            room -= more
-        token, position, owner, wants = [], [], [], []
-        for i, (sequence, count) in enumerate(zip(self._running, counts, strict=True)):
-            stop = sequence.computed + count
-            token += sequence.tokens[sequence.computed : stop]
-            position += range(sequence.computed, stop)
-            owner += [i] * count
-            wants += [False] * (count - 1) + [stop == len(sequence.tokens)]
-        pages = np.full((len(self._running), max(len(s.pages) for s in self._running)), -1, np.int32)
-        for i, sequence in enumerate(self._running):
-            pages[i, : len(sequence.pages)] = sequence.pages
-        i32 = np.int32
-        return StepPlan(np.array(token, i32), np.array(position, i32), np.array(owner, i32), np.array(wants), pages), counts
-
-    def _take(self, sequence: Sequence, step: int, result: StepResult, row: int) -> None:
-        params, position = sequence.params, len(sequence.tokens) - 1
+        plan, number = step.for_backend(), self.backend.serial
+        self._running_step = step
         try:
-            token = int(result.greedy[row]) if params.temperature == 0 else pick(result.logits[row], params, position)
-            if params.logprobs is not None:
-                sequence.logprobs.append(logprobs(result.logits[row], token, params.logprobs))
-        except MkvizError as error:  # logits without a largest: this request's own trouble
-            self._finish(sequence, "failed", error)
+            with self._watchdog:
+                result = self.backend.step(plan)
+        finally:
+            with self._wake:
+                self._running_step = None
+                for sequence in self._abandoned:
+                    self.batcher.release(sequence)
+                self._abandoned.clear()
+        self._report(step, plan, number, result)
+        return number, result
+
+    def _give_up(self, seconds: float) -> None:
+        """The watchdog's: nothing can be done to the step, but nobody in it has to wait for it."""
+        error = StepFailed(f"step {self.backend.serial}: no end after {seconds:.0f} s", "the request is lost; try again")
+        with self._wake:
+            for sequence, _ in self._running_step.rows if self._running_step else ():
+                self._abandoned.append(sequence)
+                self._end(sequence, "failed", error)
+
+    def _take(self, sequence: Sequence, step: int, result: StepResult, first: int, last: int) -> None:
+        """The step has computed the rows from ``first`` to ``last`` of this sequence."""
+        params, position = sequence.params, sequence.computed
+        try:
+            for p in sequence.prompt_rows_wanted:
+                if p > position + last - first:
+                    break
+                row = result.logits[first + p - position]
+                sequence.prompt_logprobs.append(logprobs(row, sequence.tokens[p + 1], params.prompt_logprobs))
+            with self._wake:
+                self.batcher.computed(sequence, last - first + 1)
+            self._counts["decode_rows" if sequence.state == "decode" else "prefill_rows"] += last - first + 1
+            if sequence.left:
+                return
+            piece = self._next(sequence, step, result, last)
+        except Exception as error:  # this request's own trouble: logits without a largest, a constraint that fails
+            self._end(sequence, "failed", error)
             return
-        piece = sequence.accept(token, step, self.config.eos)
+        self._counts["generated_tokens"] += 1
         if self.drain is not None:
-            self.drain.token(TokenInfo(sequence.request, piece.index, token, piece.text, step, sequence.arrived + piece.time))
+            self.drain.token(
+                TokenInfo(sequence.request, piece.index, piece.token, piece.text, step, sequence.arrived + piece.time)
+            )
         if sequence.state == "prefill":
             sequence.state = "decode"
             self._tell(sequence)
-        sequence.out.put(piece)
+        sequence.put(piece)
         if piece.finish_reason:
-            self._finish(sequence, "done")
+            self._end(sequence, "done")
 
-    def _finish(self, sequence: Sequence, state: str, error: Exception | None = None) -> None:
+    def _next(self, sequence: Sequence, step: int, result: StepResult, row: int) -> Piece:
+        """Pick the token that follows the last one."""
+        params, position = sequence.params, len(sequence.tokens) - 1
+        own = result.logits[row]
+        logits = sequence.adjusted(own, self.config.eos)
+        token = int(result.greedy[row]) if logits is own and params.temperature == 0 else pick(logits, params, position)
+        if params.logprobs is not None:
+            sequence.logprobs.append(logprobs(own, token, params.logprobs))
+        return sequence.accept(token, step, self.config.eos)
+
+    def _end(self, sequence: Sequence, state: str, error: Exception | None = None) -> None:
         with self._wake:
-            for group in (self._running, self._waiting):
-                with suppress(ValueError):
-                    group.remove(sequence)
-        self.pool.give_back(sequence.pages)
-        sequence.pages, sequence.state = [], state
+            if sequence.ended:
+                return
+            self.batcher.remove(sequence)
+            if not any(s is sequence for s in self._abandoned):
+                self.batcher.release(sequence)
+            sequence.state, sequence.ended = state, time.monotonic_ns()
+            if sequence.started:
+                self._run_seconds += 0.2 * ((sequence.ended - sequence.started) / 1e9 - self._run_seconds)
+            if state != "done":
+                sequence.finish_reason = state
+            self._counts[sequence.finish_reason] += 1
         if state != "done":
-            sequence.finish_reason = state
-            sequence.out.put(error or Piece("", finish_reason=state))
+            sequence.put(error or Piece("", finish_reason=state))
         self._tell(sequence)
 
     # -- the drain ------------------------------------------------------------------------------------------------------
@@ -255,16 +366,27 @@ class Engine:
         if self.drain is not None:
             self.drain.request(sequence.info())
 
-    def _report(self, plan: StepPlan, number: int, result: StepResult) -> None:
+    def _report(self, step: Step, plan: StepPlan, number: int, result: StepResult) -> None:
+        self._counts["steps"] += 1
         if self.drain is None:
             return
         while self._announced < len(self.backend.graphs):
             self.drain.graph(self._announced, *self.backend.graphs[self._announced])
             self._announced += 1
+        of = [sequence for sequence, _ in step.rows]
         rows = [
-            Row(i, self._running[owner].request, position, token, self._running[owner].state)
+            Row(i, of[owner].request, position, token, "decode" if of[owner].state == "decode" else "prefill")
             for i, (owner, position, token) in enumerate(
                 zip(plan.sequence.tolist(), plan.position.tolist(), plan.token.tolist(), strict=True)
             )
         ]
         self.drain.step_meta(StepInfo(number, result.graph, result.begin, result.end, rows, result.routes))
+
+
+def _within(config: ModelConfig, context: int | None) -> ModelConfig:
+    """The config with its context cut to ``context`` tokens."""
+    if context is None:
+        return config
+    if not 2 <= context <= config.max_positions:
+        raise MkvizError(f"context: {context}", f"2 to {config.max_positions} tokens, what the model was made for")
+    return replace(config, max_positions=context)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from mkviz.errors import MkvizError
 
@@ -13,8 +14,11 @@ class SamplingParams:
 
     ``choice``: which of several answers to one prompt this is; seed, position and choice decide a pick, whatever else is in the
     batch.  ``logprobs``: None, or how many of the most probable tokens are told beside the logarithm of the picked one's
-    probability.  ``stop``: strings, which do not become part of the text; ``stop_tokens``: ids that end the request besides the
-    model's own end tokens (``ignore_eos`` leaves those out).
+    probability; ``prompt_logprobs``: the same of each prompt token after the first.  ``presence_penalty``,
+    ``frequency_penalty``, ``repetition_penalty`` and ``logit_bias`` (token -> what is added) change the logits before the pick
+    (:mod:`engine.adjust`).
+    ``stop``: strings, which do not become part of the text; ``stop_tokens``: ids that end the request besides the model's own
+    end tokens (``ignore_eos`` leaves those out); none of these ids is picked before ``min_tokens`` tokens.
     """
 
     max_tokens: int = 256
@@ -25,24 +29,42 @@ class SamplingParams:
     seed: int = 0
     choice: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
 
     def __post_init__(self):
-        for field, ok, right in (
+        tops = "None, or 0 to 20 tokens beside the picked one"
+        for name, ok, right in (
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"0 to max_tokens, {self.max_tokens}"),
             ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or a positive number"),
             ("top_k", self.top_k >= 0, "0 (all) or a positive number"),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "0 (all) to 1"),
             ("seed", 0 <= self.seed < 1 << 64, "0 to 2^64 - 1"),
             ("choice", 0 <= self.choice < 1 << 32, "0 to 2^32 - 1"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "None, or 0 to 20 tokens beside the picked one"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, tops),
+            ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 20, tops),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "-2 to 2"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "-2 to 2"),
+            ("repetition_penalty", 1e-2 <= self.repetition_penalty <= 1e2, "0.01 to 100; 1 changes nothing"),
+            ("logit_bias", all(-100 <= b <= 100 for b in self.logit_bias.values()), "-100 to 100 for each token"),
             ("stop", all(self.stop), "no empty strings"),
         ):
             if not ok:
-                raise MkvizError(f"{field}: {getattr(self, field)!r}", right)
+                raise MkvizError(f"{name}: {getattr(self, name)!r}", right)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether penalties or biases change the logits before the pick."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1 or self.logit_bias)
 
 
 class StopMatcher:

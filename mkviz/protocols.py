@@ -54,7 +54,11 @@ class TokenInfo:
 
 @dataclass
 class RequestInfo:
-    """State of a request; sent again whenever it changes (state: queued, prefill, decode, done, stopped, failed)."""
+    """State of a request; sent again whenever it changes.
+
+    ``state``: queued, prefill, decode, then done, stopped or failed.  From prefill or decode it may become preempted: its pages
+    were needed, and it begins at prefill again with all the tokens it has.
+    """
 
     request: int
     state: str
