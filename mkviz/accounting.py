@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkviz.errors import MkvizError
-from mkviz.record import FLAG_BYTES_LAST, NO_WAIT
-from mkviz.step_records import MOST_NS, StepRecords, steps_of
+from mkviz.faults import Faults
+from mkviz.record import FLAG_BYTES_LAST
+from mkviz.step_records import MOST_NS, LaneTimes, StepRecords, steps_of
+from mkviz.store import NO_CHUNK
 
 if TYPE_CHECKING:
     import pandas as pd
+    from bokeh.plotting import figure
 
     from mkviz.protocols import Source
     from mkviz.store import Snapshot
@@ -21,19 +24,20 @@ if TYPE_CHECKING:
 
 KINDS = ("compute", "wait", "starved", "overhead", "tail", "unknown")
 KEYS = ("step", "sm", "op", "layer")
-ENTRY = np.dtype([("step", "<i8"), ("sm", "<i4"), ("op", "<i4"), ("layer", "<i4"), *((kind, "<i8") for kind in KINDS)])
-"""SM time (ns) of a step, SM, op and layer, by kind.  ``op`` is an index into ``Account.ops``; -1, with layer -1, for what
-belongs to no task: the tail of a lane, and the unknown after its last sound record."""
+ROLES = ("loader", "feeder", "storer")  # beside math, whose time the kinds are of
+ENTRY = np.dtype([
+    ("step", "<i8"), ("sm", "<i4"), ("op", "<i4"), ("layer", "<i4"), *((name, "<i8") for name in (*KINDS, *ROLES)),
+])  # fmt: skip
+"""SM time (ns) of a step, SM, op and layer, by kind, and how long each other role had one of these tasks in hand.  ``op`` is an
+index into ``Account.ops``; -1, with layer -1, for what belongs to no task: the tail of a lane, and the unknown after its last
+sound record."""
 
 
 @dataclass
 class Account:
     """``sm_time``: the sum over steps of makespan x SMs, ns; the entries' kinds add up to exactly that.
 
-    ``faults`` counts records, nothing of which is dropped in silence: *lost* (their steps are unknown as a whole), *strays*
-    among them (no such SM or task), *broken* (end missing or before begin, or a time that did not fit), *repeated* (a task's
-    second record in a step), *overlapping* (begun before the task before it had ended: the shared time counts once) and
-    *clipped* (not all within their step).  ``notes`` says what the trace cannot tell.
+    ``faults`` counts records (:class:`mkviz.faults.Faults`); ``notes`` says what the trace cannot tell.
     """
 
     label: str
@@ -52,18 +56,40 @@ class Account:
     def frame(self, *by: str) -> pd.DataFrame:
         """A row for each value of ``by`` (any of step, sm, op, layer; none: one row for all), a column of ns for each kind and
         ``sm_time``, their sum.  What belongs to no task has op ``""`` and layer -1.  Raises MkvizError for another key."""
+        out = self._summed(by, KINDS)
+        out["sm_time"] = out[list(KINDS)].sum(axis=1)
+        return out
+
+    def roles(self, *by: str) -> pd.DataFrame:
+        """A row for each value of ``by`` (as in ``frame``), a column for each role: ns for which it had a task in hand, time
+        that it shared among several counted once, for the first.  So long did it work at most; only math's is known to be
+        work.  Columns of steps that lost records are 0."""
+        return self._summed(by, ("loader", "feeder", "compute", "storer")).rename(columns={"compute": "math"})
+
+    def _summed(self, by: tuple[str, ...], names: tuple[str, ...]) -> pd.DataFrame:
         import pandas as pd
 
         for key in by:
             if key not in KEYS:
                 raise MkvizError(f"accounting by {key!r}", f"any of {', '.join(KEYS)}")
-        frame = pd.DataFrame({name: self.entries[name] for name in ENTRY.names})
-        frame["op"] = np.array([*self.ops, ""], object)[self.entries["op"]]
-        out = (
-            frame.groupby(list(by), sort=True)[list(KINDS)].sum().reset_index() if by else frame[list(KINDS)].sum().to_frame().T
-        )
-        out["sm_time"] = out[list(KINDS)].sum(axis=1)
+        frame = pd.DataFrame({name: self.entries[name] for name in (*by, *names)})
+        if not by:
+            return frame.sum().to_frame().T
+        out = frame.groupby(list(by), sort=True)[list(names)].sum().reset_index()
+        if "op" in by:
+            out["op"] = np.array([*self.ops, ""], object)[out["op"]]
+            out = out.sort_values(list(by), kind="stable", ignore_index=True)
         return out
+
+    def plot(self, by: str = "op", dark: bool = False) -> figure:
+        """SM time by kind as stacked bars, one for each value of ``by`` (one of step, sm, op, layer)."""
+        from mkviz import plots
+
+        rows = self.frame(by)
+        if by in ("op", "layer"):
+            rows = rows.sort_values("sm_time", ascending=False, kind="stable") if by == "op" else rows
+            rows[by] = rows[by].replace({"": "(no task)", -1: "(no layer)"}).astype(str)
+        return plots.stacked(rows, by, KINDS, plots.Head("SM time by kind", self.label, self.notes), "SM time", dark)
 
 
 def account(source: Snapshot | Source | Trace | str | Path, steps=None) -> Account:
@@ -76,33 +102,26 @@ def account(source: Snapshot | Source | Trace | str | Path, steps=None) -> Accou
         from mkviz.trace import Trace
 
         source = Trace.open(source)
-    _refuse_thinned(source)
-    ops: list[str] = []
-    parts, faults = [], dict.fromkeys(("lost", "strays", "broken", "repeated", "overlapping", "clipped"), 0)
-    sm_time = count = 0
-    waits = bytes_told = False
+    refuse_thinned(source)
+    ops: dict[str, int] = {}
+    parts, faults, sm_time = [], Faults(), 0
     for step in steps_of(source, steps):
-        ops += [op for op in step.graph.ops if op not in ops]
-        parts.append(_entries(step, np.array([ops.index(op) for op in step.graph.ops], np.int32)))
-        for name, records in _faults(step).items():
-            faults[name] += records
-        sm_time, count = sm_time + step.sm_time, count + 1
-        waits |= len(step.graph.wait_counter) > 0 or bool((step.events["last_wait"] != NO_WAIT).any())
-        bytes_told |= bool(step.graph.bytes.any()) or bool((step.events["flags"] & FLAG_BYTES_LAST).any())
+        parts.append(_entries(step, np.array([ops.setdefault(op, len(ops)) for op in step.graph.ops], np.int64)))
+        faults.add(step)
+        sm_time += step.sm_time
     if sm_time > MOST_NS:
-        raise MkvizError(f"{count} steps of {sm_time} ns of SM time", "fewer steps, of 2^63 ns together")
-    notes = []
-    if not count:
-        notes.append("no steps")
-    elif not waits:
-        notes.append("no dependencies: wait is what was idle until ready, whatever it was idle for")
-    if count and not bytes_told:
-        notes.append("no bytes: what starved is counted as overhead")
+        raise MkvizError(f"{faults.steps} steps of {sm_time} ns of SM time", "fewer steps, of 2^63 ns together")
+    notes = faults.notes(
+        waits="wait is what was idle until ready, whatever it was idle for",
+        bytes="what starved is counted as overhead",
+        lost="unknown as a whole",
+    )
     entries = np.concatenate(parts) if parts else np.zeros(0, ENTRY)
-    return Account(getattr(source, "label", ""), count, sm_time, tuple(ops), entries, faults, notes)
+    return Account(getattr(source, "label", ""), faults.steps, sm_time, tuple(ops), entries, faults.counts, notes)
 
 
-def _refuse_thinned(source) -> None:
+def refuse_thinned(source) -> None:
+    """Raises MkvizError for a trace that was cut to some SMs, ops or times: idle cannot be told from left out there."""
     meta = getattr(source, "meta", {})
     for part in (meta, *meta.get("merged", [])):
         for name in ("time", "sms", "ops"):
@@ -115,11 +134,15 @@ def charge(step: StepRecords) -> dict[str, np.ndarray]:
 
     Only for a step without lost records.
     """
-    at = step.lanes
+    return charge_lanes(step.lanes, step.events["flags"])
+
+
+def charge_lanes(at: LaneTimes, flags: np.ndarray) -> dict[str, np.ndarray]:
+    """The same of lanes of whichever steps, and the flags (u8) of their records."""
     idle = np.maximum(at.begin - at.free, 0) * at.sound
     told = np.where(at.doubt, 0, idle)
     wait = np.clip(at.ready - at.free, 0, told)
-    starved = (step.events["flags"] & FLAG_BYTES_LAST) != 0
+    starved = (flags & FLAG_BYTES_LAST) != 0
     return {
         "compute": np.maximum(at.end - np.maximum(at.begin, at.free), 0) * at.sound,
         "wait": wait,
@@ -127,6 +150,29 @@ def charge(step: StepRecords) -> dict[str, np.ndarray]:
         "overhead": np.where(starved, 0, told - wait),
         "unknown": idle - told,
     }
+
+
+def _in_hand(step: StepRecords) -> dict[str, np.ndarray]:
+    """Of each other role ns, i64 per record, for which it had the task in hand and none that it took up before: the loader from
+    claim until its bytes were there (at level 1: begin), the feeder from ready to begin, the storer from end to publish."""
+    at, sm = step.lanes, step.events["sm"].astype(np.int64)
+    loads = step.graph.bytes[step.events["task"]] > 0
+    spans = {
+        "loader": (at.claim, np.where(loads, np.where(step.last_chunk == NO_CHUNK, at.begin, step.landed), 0)),
+        "feeder": (at.ready, at.begin),
+        "storer": (at.end, step.published),
+    }
+    out = {}
+    for role, (start, stop) in spans.items():
+        stop = np.where(at.sound, stop, 0)
+        order = np.lexsort((start, sm))
+        key = sm[order] * (step.makespan + 1)
+        latest = np.maximum.accumulate(stop[order] + key)
+        before = np.append(0, latest[:-1])[: len(key)] - key
+        ns = np.maximum(stop[order] - np.maximum(start[order], before), 0)
+        out[role] = np.zeros(len(sm), np.int64)
+        out[role][order] = ns
+    return out
 
 
 def _entries(step: StepRecords, op_of: np.ndarray) -> np.ndarray:
@@ -138,24 +184,15 @@ def _entries(step: StepRecords, op_of: np.ndarray) -> np.ndarray:
     after = step.makespan - step.lanes.left
     rest["tail"], rest["unknown"] = np.where(step.lanes.open_end, 0, after), np.where(step.lanes.open_end, after, 0)
     task, graph = step.events["task"], step.graph
-    keys = np.stack([step.events["sm"].astype(np.int64), op_of[graph.op[task]], graph.layer[task]], axis=1)
-    keys, group = np.unique(keys, axis=0, return_inverse=True)
-    out = np.zeros(len(keys), ENTRY)
-    out["step"] = step.step
-    out["sm"], out["op"], out["layer"] = keys.T
-    for kind, ns in charge(step).items():
-        np.add.at(out[kind], group.reshape(-1), ns)
+    op, layer = op_of[graph.op[task]], graph.layer[task].astype(np.int64)
+    width = int(layer.max(initial=-1)) + 2
+    key = (step.events["sm"] * np.int64(op_of.max(initial=0) + 1) + op) * width + layer + 1
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.append(True, np.diff(key[order]) > 0)[: len(key)])
+    first = order[starts]
+    out = np.zeros(len(first), ENTRY)
+    out["step"], out["sm"], out["op"], out["layer"] = step.step, step.events["sm"][first], op[first], layer[first]
+    if len(first):
+        for name, ns in (charge(step) | _in_hand(step)).items():
+            out[name] = np.add.reduceat(ns[order], starts)
     return np.concatenate([out, rest])
-
-
-def _faults(step: StepRecords) -> dict[str, int]:
-    at, events = step.lanes, step.events
-    outside = (events["begin"] < step.begin) | (events["end"] > step.end) | (events["begin"] > step.end)
-    return {
-        "lost": step.lost,
-        "strays": step.strays,
-        "broken": int(step.broken.sum()),
-        "repeated": int(step.repeated.sum()),
-        "overlapping": int((at.sound & (at.begin < at.free)).sum()),
-        "clipped": int(outside.sum()),
-    }

@@ -13,6 +13,10 @@ import numpy as np
 
 HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8A6FDF")
 WAIT = "#8d949e"
+CAUSES = {  # of SM time and of a step's: waiting and handing over in greys, loss in hues; "filled" is work of other ops
+    "compute": HUES[0], "filled": HUES[4], "publish": HUES[2], "wait": WAIT, "hop": "#5d6673", "starved": HUES[1],
+    "overhead": HUES[3], "tail": HUES[5], "unknown": HUES[6],
+}  # fmt: skip
 
 # of the ops people know: neighbours in time are far apart, kin share a hue (8 and 16 places on it is lighter and darker)
 _PLACES = {
@@ -67,6 +71,12 @@ SHARE_STOPS = ("#fff3d6", "#f7c872", "#e8902d", "#b85a12", "#6e3209")  # little 
 
 def _alpha(colour: str, alpha: float) -> str:
     return f"{colour}{round(255 * alpha):02x}"
+
+
+# of the strips, which show no ops: SMs in the tail, by themselves and paler above those that wait; how full the ring is; what is
+# read, on a light page and on a dark one
+TAIL, RING, READS = HUES[5], HUES[2], (HUES[0], HUES[4])
+TAIL_ABOVE = _alpha(TAIL, 0.28)
 
 
 def image_palette(colours: list[str]) -> tuple[list[str], int]:

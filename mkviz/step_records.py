@@ -12,9 +12,9 @@ import numpy as np
 
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph, GraphBuilder
-from mkviz.record import EVENT, FLAG_SATURATED, KIND_MASK, KIND_TASK
+from mkviz.record import EVENT, FLAG_SATURATED, KIND_MASK, KIND_PHASES, KIND_TASK
 from mkviz.schedule import Schedule
-from mkviz.store import Snapshot, step_bounds
+from mkviz.store import NO_CHUNK, Snapshot, last_chunks, step_bounds
 
 if TYPE_CHECKING:
     from mkviz.protocols import Source, StepInfo
@@ -46,12 +46,34 @@ class LaneTimes:
     left: np.ndarray
     open_end: np.ndarray
 
+    @classmethod
+    def of(cls, events: np.ndarray, lane: np.ndarray, lanes: int, since, makespan, sound: np.ndarray) -> LaneTimes:
+        """Of EVENT records on ``lanes`` lanes, ordered by lane, begin and end; ``since`` and ``makespan``: when their step
+        began and how long it took, one of each or one per record.  lanes * (longest makespan + 1) must fit 63 bits."""
+        n, apart = len(events), lane * (int(np.max(makespan, initial=0)) + 1)  # between lanes: one running maximum serves all
+        claim, ready, begin, end, publish = (
+            np.clip(events[name], since, since + makespan) - since for name in ("claim", "ready", "begin", "end", "publish")
+        )
+        own = np.where(sound, end, 0) + apart
+        latest = np.maximum.accumulate(own)
+        newest = np.maximum.accumulate(np.where(sound & (own == latest), np.arange(n), -1))
+        before, same = np.arange(n) - 1, np.append(np.False_, lane[1:] == lane[:-1])[:n]
+        holder = np.where(same, newest[before], -1)
+        holder[lane[holder] != lane] = -1
+        free = np.where(same, latest[before] - apart, 0)
+        last = np.append(lane[1:] != lane[:-1], np.True_)[:n]
+        left, open_end = np.zeros(lanes, np.int64), np.zeros(lanes, bool)
+        left[lane[last]], open_end[lane[last]] = (latest - apart)[last], ~sound[last]
+        return cls(claim, ready, begin, end, publish, sound, free, holder, same & ~sound[before], left, open_end)
+
 
 @dataclass(frozen=True, eq=False)
 class StepRecords:
     """One step: its number, bounds (ns), SMs and graph, and ``events`` EVENT[k], its tasks' records by SM, begin, end.
 
-    ``lost``: records that are gone, of which ``strays`` name an SM or task that is not there.
+    ``lost``: records that are gone, of which ``strays`` name an SM or task that is not there.  ``shape``: (graph id, rows, rows
+    of prefill), what steps have in common that can be compared.  ``last_chunk`` u32[k]: ns from begin until the task's last
+    bytes were seen, NO_CHUNK where no record of its phases (level 2) says.
     """
 
     step: int
@@ -60,6 +82,8 @@ class StepRecords:
     sms: int
     graph: Graph
     events: np.ndarray
+    last_chunk: np.ndarray
+    shape: tuple[int, int, int]
     lost: int = 0
     strays: int = 0
 
@@ -74,36 +98,23 @@ class StepRecords:
     @cached_property
     def broken(self) -> np.ndarray:
         """bool[k]: records that end before they begin (or have no end), or whose times did not fit into the record."""
-        return (self.events["end"] < self.events["begin"]) | (self.events["flags"] & FLAG_SATURATED != 0)
+        return broken(self.events)
 
     @cached_property
     def repeated(self) -> np.ndarray:
         """bool[k]: records, not broken, of tasks that an earlier one in order of ``events`` tells of already."""
-        whole = np.flatnonzero(~self.broken)
-        out = np.zeros(len(self.events), bool)
-        out[whole] = True
-        out[whole[np.unique(self.events["task"][whole], return_index=True)[1]]] = False
-        return out
+        return repeated(self.events["task"].astype(np.int64), self.broken)
 
     @cached_property
     def lanes(self) -> LaneTimes:
-        events, sm, n = self.events, self.events["sm"].astype(np.int64), len(self.events)
-        claim, ready, begin, end, publish = (
-            np.clip(events[name], self.begin, self.end) - self.begin for name in ("claim", "ready", "begin", "end", "publish")
-        )
-        sound = ~(self.broken | self.repeated)
-        apart = sm * (self.makespan + 1)  # between lanes, so that one running maximum serves all of them
-        own = np.where(sound, end, 0) + apart
-        latest = np.maximum.accumulate(own)
-        newest = np.maximum.accumulate(np.where(sound & (own == latest), np.arange(n), -1))
-        before, same = np.arange(n) - 1, np.append(np.False_, sm[1:] == sm[:-1])[:n]
-        holder = np.where(same, newest[before], -1)
-        holder[sm[holder] != sm] = -1
-        free = np.where(same, latest[before] - apart, 0)
-        last = np.append(sm[1:] != sm[:-1], np.True_)[:n]
-        left, open_end = np.zeros(self.sms, np.int64), np.zeros(self.sms, bool)
-        left[sm[last]], open_end[sm[last]] = (latest - apart)[last], ~sound[last]
-        return LaneTimes(claim, ready, begin, end, publish, sound, free, holder, same & ~sound[before], left, open_end)
+        sound, lane = ~(self.broken | self.repeated), self.events["sm"].astype(np.int64)
+        return LaneTimes.of(self.events, lane, self.sms, self.begin, self.makespan, sound)
+
+    @property
+    def landed(self) -> np.ndarray:
+        """i64[k]: when each task's last bytes had landed as far as records tell (level 1: its end), ns since the step began."""
+        at, told = self.lanes, self.last_chunk != NO_CHUNK
+        return np.where(told, np.minimum(at.begin + self.last_chunk, at.end), at.end)
 
     @cached_property
     def row_of(self) -> np.ndarray:
@@ -149,9 +160,7 @@ def steps_of(source: Snapshot | Source | Trace | str | Path, steps=None) -> Iter
         found = _of_trace(source, steps)
     wanted = None if steps is None else {int(s) for s in np.atleast_1d(steps)}
     for step in found:
-        if step.sm_time + step.sms > MOST_NS:
-            raise MkvizError(f"step {step.step} lasts {step.makespan} ns (from {step.begin} to {step.end})",
-                             "a record of it or its StepInfo has a time that cannot be; leave the step out")  # fmt: skip
+        refuse_endless(step.step, step.begin, step.end, step.sms)
         if wanted is not None:
             wanted.discard(step.step)
         yield step
@@ -159,9 +168,17 @@ def steps_of(source: Snapshot | Source | Trace | str | Path, steps=None) -> Iter
         raise MkvizError(f"step {min(wanted)} is not there", "a step that the source holds")
 
 
+def refuse_endless(step: int, begin: int, end: int, sms: int) -> None:
+    """Raises MkvizError for a step whose SM time in ns does not fit 63 bits."""
+    if (end - begin + 1) * sms > MOST_NS:
+        raise MkvizError(f"step {step} lasts {end - begin} ns (from {begin} to {end})",
+                         "a record of it or its StepInfo has a time that cannot be; leave the step out")  # fmt: skip
+
+
 def _of_snapshot(snapshot: Snapshot, steps) -> Iterator[StepRecords]:
+    wanted = None if steps is None else {int(s) for s in np.atleast_1d(steps)}
     for c, (number, graph_id, begin, end, lost) in enumerate(snapshot.steps.tolist()):
-        if steps is not None and number not in np.atleast_1d(steps):
+        if wanted is not None and number not in wanted:
             continue
         graph, schedule = snapshot.graphs[graph_id]
         ptr = snapshot.lane_ptr[c]
@@ -170,7 +187,9 @@ def _of_snapshot(snapshot: Snapshot, steps) -> Iterator[StepRecords]:
         events["step"], events["sm"] = number, np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
         for name in ("claim", "ready", "begin", "end", "publish", "task", "last_wait", "fill", "flags"):
             events[name] = getattr(snapshot, name)[rows]
-        yield StepRecords(number, begin, end, schedule.sms, graph, _in_order(events), lost)
+        order = in_order(events)
+        yield StepRecords(number, begin, end, schedule.sms, graph, events[order], snapshot.last_chunk[rows][order],
+                          shape_of(snapshot.infos[c]), lost)  # fmt: skip
 
 
 def _of_trace(trace: Trace, steps) -> Iterator[StepRecords]:
@@ -191,13 +210,44 @@ def _stand_in(trace: Trace) -> tuple[Graph, Schedule]:
 
 
 def of_events(info: StepInfo, events: np.ndarray, graph: Graph, schedule: Schedule) -> StepRecords:
-    """A step of EVENT records; only those of tasks count."""
-    tasks = events[events["flags"] & KIND_MASK == KIND_TASK]
+    """A step of EVENT records; only those of tasks count, and what those of their phases say of them."""
+    kind = events["flags"] & KIND_MASK
+    tasks = events[kind == KIND_TASK]
     good = tasks[(tasks["sm"] < schedule.sms) & (tasks["task"] < len(graph))]
+    good = good[in_order(good)]
     strays = len(tasks) - len(good)
     begin, end = step_bounds(info, good)
-    return StepRecords(info.step, begin, end, schedule.sms, graph, _in_order(good), info.lost + strays, strays)
+    last = last_chunks(events[kind == KIND_PHASES], len(graph))[good["task"]]
+    return StepRecords(info.step, begin, end, schedule.sms, graph, good, last, shape_of(info), info.lost + strays, strays)
 
 
-def _in_order(events: np.ndarray) -> np.ndarray:
-    return events[np.lexsort((events["end"], events["begin"], events["sm"]))]
+def shape_of(info: StepInfo) -> tuple[int, int, int]:
+    return info.graph, len(info.rows), sum(row.kind == "prefill" for row in info.rows)
+
+
+def broken(events: np.ndarray) -> np.ndarray:
+    return (events["end"] < events["begin"]) | (events["flags"] & FLAG_SATURATED != 0)
+
+
+def repeated(key: np.ndarray, broken: np.ndarray) -> np.ndarray:
+    """bool[k]: records, not broken, whose ``key`` (i64, 0 or more) an earlier one has that is not broken either."""
+    whole = np.flatnonzero(~broken)
+    out, keys = np.zeros(len(key), bool), key[whole]
+    if keys.max(initial=0) < 16 * len(key):  # a table of them is faster than sorting them
+        first = np.empty(int(keys.max(initial=-1)) + 1, np.int64)
+        first[keys[::-1]] = whole[::-1]  # of several that share a key the last assignment, the earliest record, stays
+        out[whole] = first[keys] != whole
+    else:
+        out[whole] = True
+        out[whole[np.unique(keys, return_index=True)[1]]] = False
+    return out
+
+
+def in_order(events: np.ndarray, lane: np.ndarray | None = None) -> np.ndarray | slice:
+    """What orders EVENT records by lane (the SM, unless given), begin and end: all of them, where they are so already."""
+    lane, begin, end = events["sm"] if lane is None else lane, events["begin"], events["end"]
+    a, b = slice(None, -1), slice(1, None)
+    in_lane = (begin[a] < begin[b]) | (begin[a] == begin[b]) & (end[a] <= end[b])
+    if ((lane[a] < lane[b]) | (lane[a] == lane[b]) & in_lane).all():
+        return slice(None)
+    return np.lexsort((end, begin, lane))

@@ -193,7 +193,7 @@ class LiveStore:
         good = tasks[(tasks["sm"] < self._graphs[info.graph][1].sms) & (tasks["task"] < len(op_of))]
         bad = len(tasks) - len(good)
         good = good[np.lexsort((good["begin"], good["sm"]))]
-        derived = {"op": op_of[good["task"]], "last_chunk": _last_chunks(events[kind == KIND_PHASES], len(op_of))[good["task"]]}
+        derived = {"op": op_of[good["task"]], "last_chunk": last_chunks(events[kind == KIND_PHASES], len(op_of))[good["task"]]}
         with self._lock:
             self._lost_records += bad  # ``info.lost`` of a step is told by ``lost`` too, as part of the total
             self._skipped += int((kind == KIND_SKIPPED).sum())
@@ -297,7 +297,7 @@ def step_bounds(info: StepInfo, events: np.ndarray) -> tuple[int, int]:
     return begin, end
 
 
-def _last_chunks(phases: np.ndarray, tasks: int) -> np.ndarray:
+def last_chunks(phases: np.ndarray, tasks: int) -> np.ndarray:
     """u32 per task: ns from begin until its last bytes were seen, NO_CHUNK where no record of its phases says."""
     out = np.full(tasks, NO_CHUNK, np.uint32)
     phases = phases[phases["task"] < tasks]

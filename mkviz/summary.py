@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mkviz.accounting import KINDS, charge_lanes
 from mkviz.blame import Blame, blame
+from mkviz.faults import Faults
 from mkviz.machine import named_in
-from mkviz.record import EVENT, FLAG_BYTES_LAST, KIND_MASK, KIND_SKIPPED, KIND_TASK
+from mkviz.record import EVENT, KIND_MASK, KIND_SKIPPED, KIND_TASK
+from mkviz.step_records import MOST_NS, LaneTimes, broken, in_order, refuse_endless, repeated
 
 if TYPE_CHECKING:
     from mkviz.trace import Trace
 
 UNKNOWN_OP = "(no graph)"
-SHARES = ("compute", "wait", "starved", "overhead", "tail", "unknown")
 
 
 @dataclass
@@ -63,10 +65,9 @@ class OpTotals:
 class Summary:
     """Times in ns, rates per second.
 
-    ``sm_time``: the sum over whole steps of makespan x SMs; every ns of it is one of ``SHARES``.  Of each SM's math role:
-    *compute* from begin to end of a task; idle until the next task's ready is *wait*; ready to begin is *starved* when bytes
-    came last, else *overhead*; after its last task *tail*.  Time of steps with lost records is *unknown*, as a whole.
-    ``shares`` is None for a trace that holds only some SMs, ops or times: there idle cannot be told from left out.
+    ``sm_time``: the sum over steps of makespan x SMs; ``shares`` its ns by kind, as :mod:`mkviz.accounting` defines them, None
+    for a trace that holds only some SMs, ops or times: there idle cannot be told from left out.  ``faults`` counts records that
+    are wrong (:class:`mkviz.faults.Faults`).
 
     ``tok_s``: tokens over the time from the first step's begin to the last one's end, pauses included; ``request_tok_s``: the
     rate that a request saw after its first token (mean over requests, weighted by time).
@@ -91,6 +92,7 @@ class Summary:
     sm_time: int
     shares: dict[str, int] | None
     ops: dict[str, OpTotals]
+    faults: dict[str, int]
     blame: Blame | None = None
 
     def to_json(self) -> dict:
@@ -119,6 +121,8 @@ class Summary:
         if self.shares is not None and self.sm_time:
             parts = [f"{name} {ns / self.sm_time:.1%}" for name, ns in self.shares.items() if ns or name != "unknown"]
             lines.append(f"SM time  {self.sms} SMs, {_duration(self.sm_time)} in all: {', '.join(parts)}")
+        if wrong := [f"{n:,} {name}" for name, n in self.faults.items() if n]:
+            lines.append(f"faults   records: {', '.join(wrong)}")
         if self.blame is not None:
             lines += self._blame_lines(self.blame)
         if self.ops:
@@ -184,7 +188,7 @@ def summarise(trace: Trace) -> Summary:
         trace.label, trace.complete, trace.meta["command"], account.sms, account.records, *trace.lost,
         trace.meta["clock"]["error_ns"], StepTimes.of(ns), StepTimes.of(ns[~prefill]) if len(rows) else None,
         StepTimes.of(ns[prefill]), *_token_rates(trace, steps), account.sm_time, None if thinned else account.shares(),
-        account.ops(idle=not thinned), None if thinned else _median_blame(trace, steps, whole),
+        account.ops(idle=not thinned), account.faults(), None if thinned else _median_blame(trace, steps, whole),
     )  # fmt: skip
 
 
@@ -226,7 +230,8 @@ def _whole_steps(batches: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 class Account:
-    """Adds up pieces of a trace; each piece holds whole steps.  ``steps``: columns of the steps table, ascending."""
+    """Adds up pieces of a trace; each piece holds whole steps.  ``steps``: columns of the steps table, ascending; as records
+    come, their ``begin`` and ``end`` widen and their ``lost`` grows, as in :mod:`mkviz.step_records`."""
 
     def __init__(self, trace: Trace, steps: dict[str, np.ndarray]):
         self._steps, self._graphs = steps, trace.graphs
@@ -236,51 +241,73 @@ class Account:
         index = {name: i for i, name in enumerate(self._names)}
         self._op_of = {i: np.array([index[op] for op in graph.ops])[graph.op] for i, (graph, _) in self._graphs.items()}
         self._totals = [OpTotals() for _ in self._names]
-        lanes = {i: schedule.sms for i, (_, schedule) in self._graphs.items()}
-        self._sms_of = np.array([lanes.get(g, self.sms) for g in steps["graph"].tolist()], np.int64)
-        self._makespan = steps["end"] - steps["begin"]
-        self._whole = steps["lost"] == 0
-        self.sm_time = int((self._makespan * self._sms_of).sum())
-        self._occupied = 0  # lane time from a step's begin to the last end on the lane
+        sizes = {i: (schedule.sms, len(graph)) for i, (graph, schedule) in self._graphs.items()}
+        of = [sizes.get(g, (self.sms, MOST_NS)) for g in steps["graph"].tolist()]
+        self._sms_of, self._tasks_of = np.array(of, np.int64).reshape(-1, 2).T
+        np.maximum(steps["end"], steps["begin"], out=steps["end"])
+        self._faults = Faults()
+        self._occupied = self._unknown = 0  # lane time from a step's begin to the last end on the lane; lane time in doubt
 
     def add(self, events: np.ndarray) -> None:
         self.records += len(events)
-        row = np.searchsorted(self._steps["step"], events["step"])
-        kept = self._whole[row]
-        events, row = events[kept], row[kept]
-        kind = events["flags"] & KIND_MASK
-        skipped = kind == KIND_SKIPPED
+        row, kind = np.searchsorted(self._steps["step"], events["step"]), events["flags"] & KIND_MASK
+        good = (events["sm"] < self._sms_of[row]) & (events["task"] < self._tasks_of[row])
+        strays = (kind == KIND_TASK) & ~good
+        np.add.at(self._steps["lost"], row[strays], 1)
+        self._faults.counts["strays"] += int(strays.sum())
+        events, row, kind = events[good], row[good], kind[good]
+        self._widen(events[kind == KIND_TASK], row[kind == KIND_TASK])
+        kept = self._steps["lost"][row] == 0
+        events, row, kind = events[kept], row[kept], kind[kept]
+        skipped, task = kind == KIND_SKIPPED, kind == KIND_TASK
         for op, n in enumerate(np.bincount(self._ops_and_bytes(events[skipped], row[skipped])[0], minlength=len(self._names))):
             self._totals[op].skipped += int(n)
-        if (task := kind == KIND_TASK).any():
-            self._add_tasks(events[task], row[task])
+        events, row = events[task], row[task]
+        if not len(row):
+            return
+        parts = [slice(None)]
+        if int(row[-1] - row[0] + 1) * self.sms * (int(self._makespan()[row].max()) + 1) > MOST_NS:  # one by one they fit
+            parts = np.split(np.arange(len(row)), np.flatnonzero(np.diff(row)) + 1)
+        for part in parts:
+            self._add_tasks(events[part], row[part])
+
+    def _widen(self, events: np.ndarray, row: np.ndarray) -> None:
+        """As :func:`mkviz.store.step_bounds`."""
+        if not len(events):
+            return
+        starts = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
+        at, (begin, end) = row[starts], (self._steps["begin"], self._steps["end"])
+        first, claim = (np.minimum.reduceat(events[name], starts) for name in ("begin", "claim"))
+        begin[at] = np.where(end[at] > begin[at], np.minimum(begin[at], first), claim)
+        end[at] = np.maximum(end[at], np.maximum.reduceat(events["end"], starts))
+        for i in at[(end[at] - begin[at]) // (MOST_NS // self.sms) != 0].tolist():  # also what wrapped around
+            refuse_endless(int(self._steps["step"][i]), int(begin[i]), int(end[i]), self.sms)
+
+    def _makespan(self) -> np.ndarray:
+        return self._steps["end"] - self._steps["begin"]
 
     def _add_tasks(self, events: np.ndarray, row: np.ndarray) -> None:
         lane = (row - row[0]) * self.sms + events["sm"]
-        order = np.lexsort((events["end"], events["begin"], lane))
+        order = in_order(events, lane)
         events, row, lane = events[order], row[order], lane[order]
-        begin, end, ready = (
-            np.clip(events[f] - self._steps["begin"][row], 0, self._makespan[row]) for f in ("begin", "end", "ready")
-        )  # of each task: when the tasks before it had left the lane (0: it is the first)
-        width = int(self._makespan.max()) + 1
-        left = np.maximum.accumulate(end + lane * width)
-        free = np.maximum(np.concatenate([[0], left[:-1]]) - lane * width, 0)
-        idle = np.maximum(begin - free, 0)
-        wait = np.minimum(np.maximum(ready - free, 0), idle)
-        starved = (events["flags"] & FLAG_BYTES_LAST) != 0
-        compute = np.maximum(end - np.maximum(begin, free), 0)
-        last = np.append(lane[1:] != lane[:-1], True)
-        self._occupied += int((left - lane * width)[last].sum())
-
+        since, until = self._steps["begin"][row], self._steps["end"][row]
+        is_broken = broken(events)
+        tasks = int(events["task"].max()) + 1
+        sound = ~(is_broken | repeated((row - row[0]) * tasks + events["task"], is_broken))
+        at = LaneTimes.of(events, lane, int(lane[-1]) + 1, since, until - since, sound)
+        self._faults.of_lanes(at, events, since, until)
         op, size = self._ops_and_bytes(events, row)
-        sums = {
-            "tasks": np.ones(len(op), np.int64), "compute": compute, "wait": wait, "bytes": size,
-            "starved": np.where(starved, idle - wait, 0), "overhead": np.where(starved, 0, idle - wait),
-        }  # fmt: skip
+        sums = {"tasks": np.ones(len(op), np.int64), "bytes": size, **charge_lanes(at, events["flags"])}
+        self._unknown += int(sums.pop("unknown").sum())
+        ends = np.flatnonzero(at.open_end)  # lanes of which nobody knows when their tail began
+        doubt = int((self._makespan()[row[0] + ends // self.sms] - at.left[ends]).sum())
+        self._occupied += int(at.left.sum()) + doubt
+        self._unknown += doubt
         for i in np.unique(op).tolist():
             mine, totals = op == i, self._totals[i]
             for name, values in sums.items():
                 setattr(totals, name, getattr(totals, name) + int(values[mine].sum()))
+            mine &= sound
             totals.active += _covered(events["begin"][mine], events["end"][mine])
 
     def _ops_and_bytes(self, events: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -294,11 +321,23 @@ class Account:
 
     def shares(self) -> dict[str, int]:
         """ns of ``sm_time`` by kind."""
-        lane_time = self._makespan * self._sms_of
-        out = {name: sum(getattr(t, name) for t in self._totals) for name in ("compute", "wait", "starved", "overhead")}
-        out["tail"] = int(lane_time[self._whole].sum()) - self._occupied
-        out["unknown"] = int(lane_time[~self._whole].sum())
+        lane_time, whole = self._lane_time(), self._steps["lost"] == 0
+        out = dict.fromkeys(KINDS, 0)
+        for name in ("compute", "wait", "starved", "overhead"):
+            out[name] = sum(getattr(t, name) for t in self._totals)
+        out["tail"] = sum(lane_time[whole].tolist()) - self._occupied
+        out["unknown"] = sum(lane_time[~whole].tolist()) + self._unknown
         return out
+
+    @property
+    def sm_time(self) -> int:
+        return sum(self._lane_time().tolist())
+
+    def _lane_time(self) -> np.ndarray:
+        return self._makespan() * self._sms_of
+
+    def faults(self) -> dict[str, int]:
+        return self._faults.counts | {"lost": int(self._steps["lost"].sum())}
 
     def ops(self, idle: bool) -> dict[str, OpTotals]:
         """Of the ops that ran, most compute first; without ``idle`` their idle times are None."""

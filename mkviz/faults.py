@@ -1,0 +1,62 @@
+"""Faults: what is wrong with records, counted alike by every analysis, and what a source cannot tell for want of data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkviz.record import FLAG_BYTES_LAST, NO_WAIT
+from mkviz.step_records import broken
+
+if TYPE_CHECKING:
+    from mkviz.step_records import LaneTimes, StepRecords
+
+FAULTS = ("lost", "strays", "broken", "repeated", "overlapping", "clipped")
+
+
+class Faults:
+    """Adds up the faults of steps.
+
+    ``counts`` are of records, nothing of which is dropped in silence: *lost* (their steps are unknown as a whole), *strays*
+    among them (no such SM or task), *broken* (end missing or before begin, or a time that did not fit), *repeated* (a task's
+    second record in a step), *overlapping* (begun before the task before it had ended: the shared time counts once) and
+    *clipped* (not all within their step).  ``steps`` were seen, ``lossy`` of them had lost records.
+    """
+
+    def __init__(self):
+        self.counts = dict.fromkeys(FAULTS, 0)
+        self.steps = self.lossy = 0
+        self._waits = self._bytes = False
+
+    def add(self, step: StepRecords) -> None:
+        self.steps += 1
+        self.lossy += step.lost > 0
+        self.counts["lost"] += step.lost
+        self.counts["strays"] += step.strays
+        self.of_lanes(step.lanes, step.events, step.begin, step.end)
+        self._waits |= len(step.graph.wait_counter) > 0 or bool((step.events["last_wait"] != NO_WAIT).any())
+        self._bytes |= bool(step.graph.bytes.any()) or bool((step.events["flags"] & FLAG_BYTES_LAST).any())
+
+    def of_lanes(self, at: LaneTimes, events: np.ndarray, begin, end) -> None:
+        """Those that show on lanes; ``begin`` and ``end`` of the step or, i64[k], of the step of each record."""
+        outside = (events["begin"] < begin) | (events["end"] > end) | (events["begin"] > end)
+        is_broken = broken(events)
+        self.counts["broken"] += int(is_broken.sum())
+        self.counts["repeated"] += int((~at.sound & ~is_broken).sum())
+        self.counts["overlapping"] += int((at.sound & (at.begin < at.free)).sum())
+        self.counts["clipped"] += int(outside.sum())
+
+    def notes(self, waits: str = "", bytes: str = "", lost: str = "") -> list[str]:
+        """What the steps could not tell: ``waits`` is said of those without dependencies, ``bytes`` of those without bytes, and
+        ``lost`` what became of the steps that lost records."""
+        if not self.steps:
+            return ["no steps"]
+        out = []
+        if lost and self.lossy:
+            out.append(f"of {self.steps} steps {self.lossy} lost records and {'is' if self.lossy == 1 else 'are'} {lost}")
+        if waits and not self._waits:
+            out.append(f"no dependencies: {waits}")
+        if bytes and not self._bytes:
+            out.append(f"no bytes: {bytes}")
+        return out
