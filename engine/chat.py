@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 
 def render_chat(
-    tokenizer: Tokenizer, messages: list[dict], tools: list[dict] | None = None, add_generation_prompt: bool = True
+    tokenizer: Tokenizer,
+    messages: list[dict],
+    tools: list[dict] | None = None,
+    add_generation_prompt: bool = True,
+    variables: dict | None = None,
 ) -> str:
     """The prompt for ``messages`` (dicts with "role" and usually "content"), to be encoded with ``special=False``.
 
     ``tools`` are JSON-schema objects as in the usual chat APIs; a model with a template of its own for tools uses that.
-    ``add_generation_prompt`` opens the assistant's turn.  Keys whose value is None count as absent.
+    ``add_generation_prompt`` opens the assistant's turn.  ``variables``: what else the template may look at, such as a switch
+    for reasoning; they take nothing's place.  Keys whose value is None count as absent.
     Raises :class:`MkvizError` when the model has no template, or when its template refuses the messages.
     """
     if not isinstance(messages, list) or not messages:
@@ -38,11 +43,14 @@ def render_chat(
         raise MkvizError("this model has no chat template", "a plain prompt, or a chat_template.jinja beside the weights")
     try:
         return _compile(templates[name]).render(
-            messages=[{k: v for k, v in message.items() if v is not None} for message in messages],
-            tools=tools or None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **tokenizer.special,
+            (variables or {})
+            | tokenizer.special
+            | {
+                "messages": [{k: v for k, v in message.items() if v is not None} for message in messages],
+                "tools": tools or None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
         )
     except Exception as e:  # a template is a foreign program: whatever it raises is about these messages and itself
         raise MkvizError(f"the model's chat template refused the messages: {e}", "messages in the form it expects") from None
