@@ -11,10 +11,12 @@ import numpy as np
 
 from mkviz.accounting import charge
 from mkviz.errors import MkvizError
+from mkviz.faults import Faults
 from mkviz.step_records import StepRecords, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from bokeh.plotting import figure
 
     from mkviz.protocols import Source
     from mkviz.store import Snapshot
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 COLUMNS = ("step", "counter", "op", "layer", "task", "sm", "producer_op", "producer", "producer_sm", "met", "ready", "hop",
            "exposed", "slack")  # fmt: skip
 KEYS = COLUMNS[:9]
+NAMED = ("counter", "op", "producer_op")  # columns of indices into names
+SHOWN_OPS = 12  # that have a colour of their own in the plot
 
 
 @dataclass
 class Hops:
-    """``columns``: an array for each of COLUMNS, a row for each wait of a recorded task; times i64 ns since the step began.
+    """``columns``: an array for each of COLUMNS, a row for each wait of a recorded task; times i64 ns since the step began;
+    ``counter``, ``op`` and ``producer_op`` are indices (-1: none) into ``names``, by column.
 
     ``met``: publish of the ``producer`` (a task; -1: none has a record) whose arrival met the wait.  Of the waits of a task the
     one met last has the ``hop`` (from met to ready) and all that was ``exposed``; the others have 0 and 0.  ``slack``: how much
@@ -36,13 +41,13 @@ class Hops:
 
     label: str
     columns: dict[str, np.ndarray]
+    names: dict[str, list[str]]
+    faults: dict[str, int]
     notes: list[str] = field(default_factory=list)
 
     def frame(self) -> pd.DataFrame:
         """The columns; ``met``, ``hop`` and ``slack`` are NA where no producer has a record."""
-        import pandas as pd
-
-        out = pd.DataFrame(self.columns)
+        out = self._frame(COLUMNS)
         for name in ("met", "hop", "slack"):
             out[name] = out[name].astype("Int64").mask(out["producer"] < 0)
         return out
@@ -53,17 +58,68 @@ class Hops:
         Percentiles are waits that happened.  Raises MkvizError for another key or none."""
         import pandas as pd
 
+        self._refuse(keys)
+        groups = self._frame(keys).groupby(list(keys), sort=True)
+        group, ns = groups.ngroup().to_numpy(), self.columns["exposed"]
+        out = groups.size().reset_index(name="waits")
+        shown = np.flatnonzero(ns > 0)
+        shown = shown[np.lexsort((ns[shown], group[shown]))]
+        count = np.bincount(group[shown], minlength=len(out))
+        first = np.cumsum(count) - count
+        ordered, total = np.append(ns[shown], 0), np.append(0, np.cumsum(ns[shown]))
+        out["exposed"], out["ns"] = count, total[first + count] - total[first]
+        for name, percent in (("p50", 50), ("p90", 90), ("max", 100)):
+            rank = np.maximum(-(-count * percent // 100) - 1, 0)  # as numpy's inverted_cdf
+            out[name] = np.where(count, ordered[np.minimum(first + rank, len(shown))], 0)
+        hidden = np.flatnonzero((ns == 0) & (self.columns["producer"] >= 0))
+        least = np.full(len(out), np.iinfo(np.int64).max)
+        np.minimum.at(least, group[hidden], self.columns["slack"][hidden])
+        out["slack"] = pd.Series(least, dtype="Int64").mask(least == np.iinfo(np.int64).max)
+        return out.sort_values("ns", ascending=False, kind="stable", ignore_index=True)
+
+    def histogram(self, *keys: str, of: str = "exposed") -> pd.DataFrame:
+        """How long waits are: a row for each value of ``keys`` (any of KEYS, or none) and each bin, from 2^k to below 2^(k+1)
+        ns: ``from``, ``to`` (ns), ``waits``, ``ns`` in all.  ``of``: exposed, hop or slack; waits of 0 ns, and those of which
+        none can be told, are in none.  Raises MkvizError for another key or column."""
+        if of not in ("exposed", "hop", "slack"):
+            raise MkvizError(f"histogram of {of!r}", "one of exposed, hop, slack")
+        if keys:
+            self._refuse(keys)
+        ns, told = self.columns[of], (self.columns["producer"] >= 0) | (of == "exposed")
+        shown = np.flatnonzero(told & (ns > 0))
+        rows, ns = self._frame(keys).iloc[shown], ns[shown]
+        power = np.frexp(ns.astype(np.float64))[1].astype(np.int64) - 1
+        power -= (1 << power) > ns  # where the float was rounded up
+        rows["from"], rows["to"], rows["waits"], rows["ns"] = 1 << power, (1 << power) * 2.0, 1, ns
+        return rows.groupby([*keys, "from", "to"], sort=True)[["waits", "ns"]].sum().reset_index()
+
+    def plot(self, of: str = "exposed", dark: bool = False) -> figure:
+        """The histogram of ``of``, by the op that waited; heights are ns in all."""
+        from mkviz import palette, plots
+
+        found = self.histogram("op", of=of)
+        bins = sorted(set(zip(found["from"].tolist(), found["to"].tolist(), strict=True)))
+        ops = found.groupby("op")["ns"].sum().sort_values(ascending=False).index.tolist()
+        place = {low: i for i, (low, _) in enumerate(bins)}
+        series = {op: np.zeros(len(bins)) for op in [*ops[:SHOWN_OPS], *(["others"] if len(ops) > SHOWN_OPS else [])]}
+        for op, low, ns in zip(found["op"], found["from"], found["ns"], strict=True):
+            series[op if op in series else "others"][place[low]] += ns
+        colours = [*palette.op_colours(tuple(ops[:SHOWN_OPS])), palette.WAIT][: len(series)]
+        words = {"exposed": "exposed time of a wait", "hop": "hop, from the last publish to ready", "slack": "slack of a wait"}
+        head = plots.Head(words[of], self.label, self.notes)
+        return plots.histogram(bins, series, colours, head, words[of], "all of them together", dark)
+
+    def _refuse(self, keys: tuple[str, ...]) -> None:
         if not keys or not set(keys) <= set(KEYS):
             raise MkvizError(f"hops by {', '.join(keys) or 'nothing'}", f"one or several of {', '.join(KEYS)}")
-        rows = self.frame()
-        shown = rows[rows["exposed"] > 0].groupby(list(keys))["exposed"]
-        out = pd.DataFrame({"waits": rows.groupby(list(keys)).size()})
-        out["exposed"], out["ns"] = shown.size(), shown.sum()
-        for name, q in (("p50", 0.5), ("p90", 0.9), ("max", 1.0)):
-            out[name] = shown.agg(lambda ns, q=q: int(np.percentile(ns, 100 * q, method="inverted_cdf")))
-        out = out.fillna(0).astype(np.int64)
-        out["slack"] = rows[rows["exposed"] == 0].groupby(list(keys))["slack"].min()
-        return out.sort_values("ns", ascending=False, kind="stable").reset_index()
+
+    def _frame(self, names: tuple[str, ...]) -> pd.DataFrame:
+        import pandas as pd
+
+        out = pd.DataFrame({name: self.columns[name] for name in names}, index=range(len(self.columns["step"])))
+        for name in set(NAMED) & set(names):
+            out[name] = np.array([*self.names[name], ""], object)[out[name]]
+        return out
 
 
 def hops(source: Snapshot | Source | Trace | str | Path, steps=None) -> Hops:
@@ -76,22 +132,40 @@ def hops(source: Snapshot | Source | Trace | str | Path, steps=None) -> Hops:
         from mkviz.trace import Trace
 
         source = Trace.open(source)
-    parts, lossy = [], 0
+    parts, faults = [], Faults()
+    counters, ops = _Names(), _Names()
     for step in steps_of(source, steps):
-        if step.lost:
-            lossy += 1
-        else:
-            parts.append(_of_step(step))
-    of, verb = len(parts) + lossy, "is" if lossy == 1 else "are"
-    notes = [f"of {of} steps {lossy} lost records and {verb} left out"] if lossy else []
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS} if parts else {
-        name: np.zeros(0, np.int64) for name in COLUMNS}  # fmt: skip
+        faults.add(step)
+        if not step.lost:
+            part, graph = _of_step(step), step.graph
+            part["counter"] = counters.of(graph.counters)[part["counter"]]
+            part["op"], part["producer_op"] = (ops.of(graph.ops)[part[name]] for name in ("op", "producer_op"))
+            parts.append(part)
+    notes = faults.notes(lost="left out")
+    columns = {name: np.concatenate([part[name] for part in parts]) if parts else np.zeros(0, np.int64) for name in COLUMNS}
     if not len(columns["step"]):
         notes.append("no dependencies")
-    return Hops(getattr(source, "label", ""), columns, notes)
+    names = {"counter": list(counters.known), "op": list(ops.known), "producer_op": list(ops.known)}
+    return Hops(getattr(source, "label", ""), columns, names, faults.counts, notes)
+
+
+class _Names:
+    """Names of several graphs in one list."""
+
+    def __init__(self):
+        self.known: dict[str, int] = {}
+        self._last: tuple[tuple[str, ...], np.ndarray] = (), np.array([-1])
+
+    def of(self, own: tuple[str, ...]) -> np.ndarray:
+        """i64[n + 1]: the index of each of a graph's names, -1 at the end, for none."""
+        if own is not self._last[0]:  # mostly the graph of the step before
+            index = [self.known.setdefault(name, len(self.known)) for name in own]
+            self._last = own, np.array([*index, -1], np.int64)
+        return self._last[1]
 
 
 def _of_step(step: StepRecords) -> dict[str, np.ndarray]:
+    """COLUMNS of one step; counters and ops are indices into those of its graph."""
     graph, at = step.graph, step.lanes
     task = np.repeat(np.arange(len(graph)), np.diff(graph.wait_ptr))
     kept = step.row_of[task] >= 0
@@ -105,12 +179,11 @@ def _of_step(step: StepRecords) -> dict[str, np.ndarray]:
     lasts = np.flatnonzero(met == latest)
     last = np.zeros(len(task), bool)
     last[lasts[np.unique(task[lasts], return_index=True)[1]]] = True  # of several met at once the first
-    ops, names = np.array([*graph.ops, ""], object), np.array([*graph.counters], object)
     producer = np.where(told, step.events["task"][by].astype(np.int64), -1)
     return {
-        "step": np.full(len(task), step.step), "counter": names[counter], "op": ops[graph.op[task]],
+        "step": np.full(len(task), step.step), "counter": counter.astype(np.int64), "op": graph.op[task].astype(np.int64),
         "layer": graph.layer[task].astype(np.int64), "task": task, "sm": step.events["sm"][row].astype(np.int64),
-        "producer_op": ops[np.where(told, graph.op[producer].astype(np.int64), -1)], "producer": producer,
+        "producer_op": np.where(told, graph.op[producer].astype(np.int64), -1), "producer": producer,
         "producer_sm": np.where(told, step.events["sm"][by].astype(np.int64), -1), "met": met, "ready": at.ready[row],
         "hop": np.where(last & told, np.maximum(at.ready[row] - met, 0), 0), "exposed": np.where(last, wait[row], 0),
         "slack": np.where(told, np.maximum(at.free[row], latest) - met, 0),

@@ -51,10 +51,11 @@ def bare(head: Head, x: str, y: str, dark: bool, height: int = HEIGHT, **options
         text_color=KIND_COLOURS[kind][dark] if kind else theme.text,
     )  # fmt: skip
     out.xaxis.axis_label, out.yaxis.axis_label = x, y
-    out.axis.update(
-        axis_label_text_color=theme.faint, major_label_text_color=theme.faint, axis_line_color=theme.grid,
-        major_tick_line_color=theme.grid, minor_tick_line_color=None, axis_label_text_font_style="normal",
-    )  # fmt: skip
+    for axis in out.axis:
+        axis.update(
+            axis_label_text_color=theme.faint, major_label_text_color=theme.faint, axis_line_color=theme.grid,
+            major_tick_line_color=theme.grid, minor_tick_line_color=None, axis_label_text_font_style="normal",
+        )  # fmt: skip
     out.update(background_fill_color=theme.page, border_fill_color=theme.page, outline_line_color=theme.grid)
     out.grid.grid_line_color = theme.grid
     out.toolbar.logo = None
@@ -149,14 +150,14 @@ def areas(edges: np.ndarray, series: dict[str, np.ndarray], colours: list[str], 
           line: tuple[str, float] | None = None) -> figure:  # fmt: skip
     """Values that hold between ``edges`` (ns), one on top of the other; ``line``: a name and a value to compare them with."""
     theme = theme_of(dark)
-    scale, name_of = unit(float(edges[-1]) if len(edges) else 0)
+    scale, name_of = unit(float(edges[-1]))
     out = bare(head, f"time since the first step began ({name_of})", y, dark)
     source = ColumnDataSource({"x": np.repeat(edges, 2)[1:-1] / scale, **{k: np.repeat(v, 2) for k, v in series.items()}})
     drawn = out.varea_stack(list(series), x="x", source=source, fill_color=colours, fill_alpha=0.9)
     items = [(name, [area]) for name, area in zip(series, drawn, strict=True)][::-1]
     if line is not None:
-        ends = source.data["x"][[0, -1]] if len(edges) else []
-        mark = out.line(x=ends, y=line[1], line_color=theme.accent, line_dash="dashed", line_width=2)
+        ends = source.data["x"][[0, -1]]
+        mark = out.line(ends, [line[1]] * 2, line_color=theme.accent, line_dash="dashed", line_width=2)
         items.insert(0, (line[0], [mark]))
     out.y_range.start = 0
     legend(out, items, dark)

@@ -15,6 +15,7 @@ from mkviz.record import EVENT
 from mkviz.schedule import Schedule
 from mkviz.simulator import simulate
 from mkviz.step_records import StepRecords, of_events
+from mkviz.store import LiveStore
 
 SMALL = Machine(
     name="small", sms=5, bandwidth=100e9, sm_bandwidth=40e9, sm_flops=20e12, sm_math_bandwidth=60e9, ring_bytes=64 << 10,
@@ -46,3 +47,15 @@ def simulated_steps(count: int) -> Iterator[tuple[int, StepRecords, int]]:
         for name in ("claim", "ready", "begin", "end", "publish"):
             events[name] += base
         yield seed, of_events(StepInfo(seed, 0, base, base + result.makespan), events, graph, schedule), sms
+
+
+def store_of_steps(*steps: StepRecords, label: str = "made by hand") -> LiveStore:
+    """A source of steps of one graph, numbered from 0."""
+    store = LiveStore(label)
+    first = steps[0]
+    store.graph(0, first.graph, Schedule.from_lists([[] for _ in range(first.sms)], range(len(first.graph))))
+    for number, step in enumerate(steps):
+        events = step.events.copy()
+        events["step"] = number
+        store.step(StepInfo(number, 0, step.begin, step.end, lost=step.lost), events)
+    return store

@@ -62,6 +62,26 @@ def test_waits_that_nobody_can_tell():
     assert hops(store(([], 0))).notes == ["no dependencies"] and len(hops(store()).frame()) == 0
 
 
+def test_the_histogram_of_waits():
+    """Exposed: 600, 610 and 650 ns are from 512 to below 1024, 1024 itself is in the next bin; hops 60, 70, 110 and 484 ns."""
+    found = hops(store(*(([*ROWS[:3], (3, 2, ready, ready, 1050)], 0) for ready in (600, 610, 650, 1024))))
+    assert found.histogram().values.tolist() == [[512, 1024, 3, 1860], [1024, 2048, 1, 1024]]
+    assert found.histogram("producer_op", of="hop").values.tolist() == [
+        ["a", 32, 64, 1, 60],
+        ["a", 64, 128, 2, 180],
+        ["a", 256, 512, 1, 484],
+    ]
+    assert len(found.histogram(of="slack")) == 0 and found.histogram("op")["op"].tolist() == ["b", "b"]
+    with pytest.raises(MkvizError, match="one of exposed, hop, slack"):
+        found.histogram(of="wait")
+    with pytest.raises(MkvizError, match="one or several of step"):
+        found.histogram("role")
+    plot = found.plot()
+    assert plot.title.text == "made by hand · exposed time of a wait"
+    data = plot.renderers[0].data_source.data
+    assert data["bin"] == ["512 ns – 1.02 µs", "1.02 µs – 2.05 µs"] and data["b"].tolist() == [1.86, 1.024]
+
+
 def test_random_schedules_by_the_definition():
     exposed = 0
     for seed, s, _ in simulated_steps(200):
@@ -81,7 +101,7 @@ def test_random_schedules_by_the_definition():
             for i, (counter, _) in enumerate(waits):
                 assert (columns["task"][at], columns["counter"][at], columns["met"][at]) == (
                     task,
-                    graph.counters[counter],
+                    counter,
                     met[i],
                 )
                 assert columns["slack"][at] == max([*met, free[task]]) - met[i], seed
