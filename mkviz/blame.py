@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkviz.errors import MkvizError
+from mkviz.faults import Faults
 from mkviz.record import FLAG_BYTES_LAST
 from mkviz.step_records import StepRecords, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from bokeh.plotting import figure
 
     from mkviz.graph import Graph
     from mkviz.machine import Machine
@@ -49,6 +51,7 @@ class Blame:
     bytes: int
     floor: int | None
     bandwidth: float | None
+    faults: dict[str, int]
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -86,9 +89,19 @@ class Blame:
         out = pd.DataFrame(self.largest(), columns=["cause", "op", "segments", "ns"])
         return out.assign(share=out["ns"] / self.makespan)
 
+    def plot(self, dark: bool = False) -> figure:
+        """The waterfall, largest first, beside the longest chain of dependencies and the bandwidth floor."""
+        from mkviz import plots
+
+        rows = [(f"{cause} {op}".strip(), cause, ns) for cause, op, _, ns in self.largest()]
+        marks = {"bandwidth floor": self.floor, "longest chain": self.critical}
+        head = plots.Head(f"what held step {self.step}", self.label, self.notes)
+        return plots.waterfall(rows, "step", head, "time on the blame path", dark,
+                               marks={name: ns for name, ns in marks.items() if ns is not None})  # fmt: skip
+
     def to_json(self) -> dict:
         """Times in ns, bandwidth in bytes/s."""
-        names = ("step", "makespan", "critical", "floor", "bytes", "bandwidth", "notes")
+        names = ("step", "makespan", "critical", "floor", "bytes", "bandwidth", "faults", "notes")
         rows = [dict(zip(("cause", "op", "segments", "ns"), row, strict=True)) for row in self.largest()]
         return {name: getattr(self, name) for name in names} | {"causes": self.totals, "waterfall": rows}
 
@@ -117,9 +130,10 @@ def blame_of(step: StepRecords, machine: Machine | None = None, label: str = "")
     if not size:
         notes.append("no bytes: there is no bandwidth floor")
     floor = -(-size * 10**9 // int(machine.bandwidth)) if machine and size else None
-    segments = np.array(path.segments[::-1], SEGMENT)
+    segments, faults = np.array(path.segments[::-1], SEGMENT), Faults()
+    faults.add(step)
     return Blame(label, step.step, step.makespan, step.graph, segments, None if step.lost else critical_path(step), size, floor,
-                 machine.bandwidth if machine else None, notes)  # fmt: skip
+                 machine.bandwidth if machine else None, faults.counts, notes)  # fmt: skip
 
 
 class _Path:
