@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mkviz.costs import Costs
 from mkviz.errors import MkvizError
 from mkviz.machine import H200, Machine
 from mkviz.record import FLAG_BYTES_LAST, KIND_MASK, KIND_SKIPPED, KIND_TASK
@@ -72,11 +73,11 @@ def replayed(trace: Trace, machine: Machine = H200) -> list[Replayed]:
             continue
         times = [int(t["publish"].max() - t["ready"].min()) for t in tasks]
         fitted = fit(graph, tasks[-1], machine)
-        math = math_of(graph, tasks[-1], machine)
+        costs = replace(Costs.of_machine(graph, fitted), math=math_of(graph, tasks[-1], machine))
         found.append(
             Replayed(
                 graph.name, len(times), int(np.median(times)), simulate(graph, schedule, machine).makespan,
-                simulate(graph, schedule, fitted, math=math).makespan, fitted,
+                simulate(graph, schedule, fitted, costs=costs).makespan, fitted,
             )
         )  # fmt: skip
     if not found:

@@ -6,7 +6,8 @@ number, ``virtual``, counts the 2^-16 bytes that any SM loading since the start 
 when ``virtual`` reaches v plus its size, however often the number of sharers changes meanwhile.  Chunks end at the next whole
 ns, which costs the stream up to 1 ns a chunk (0.2 % with 16 KiB and all SMs of an H200 loading).
 
-Within one ns, loads end first, then math, then wake-ups and begins, and last SMs take tickets, lowest SM first.
+Within one ns, loads end first, then math, each publish as soon as it is due, then wake-ups and begins, and last SMs take
+tickets, lowest SM first.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ NEVER = np.int64(1) << 62
 WAITING, BEGUN, RUNNING, STALLED = range(4)  # math: operands are missing; begin is set; in a chunk; its next chunk is missing
 
 COSTS = np.dtype([
-    (name, "i8") for name in ("stages", "chunk_bytes", "latency", "publish", "hop", "feed", "overhead", "claim")
+    (name, "i8") for name in ("stages", "chunk_bytes", "latency", "claim")
 ])  # fmt: skip
 
 TASK = np.dtype([
-    ("bytes", "i8"), ("chunks", "i8"), ("math", "i8"), ("raise_from", "i8"), ("raise_to", "i8"),
+    ("bytes", "i8"), ("chunks", "i8"), ("raise_from", "i8"), ("raise_to", "i8"),
+    ("math", "i8"), ("publish", "i8"), ("hop", "i8"), ("feed", "i8"), ("overhead", "i8"),
     ("unmet", "i8"), ("seen", "i8"), ("claim", "i8"), ("begin", "i8"), ("end", "i8"),
     ("sm", "i8"), ("last_wait", "i8"), ("fill", "u1"), ("late", "u1"), ("bytes_last", "u1"),
 ], align=True)  # fmt: skip
-"""A task during a replay.  ``late``: its bytes are asked for only when it is fed; ``seen``: when its last wait was met."""
+"""A task during a replay, with its costs (:class:`mkviz.costs.Costs`).  ``late``: its bytes are asked for only when it is fed;
+``seen``: when its last wait was met."""
 
 COUNTER = np.dtype([("value", "i8"), ("next", "i8"), ("stop", "i8")])
 """A counter: arrivals, and the part of the waiters, ascending by need, that it has not let go yet."""
@@ -66,9 +69,9 @@ def _push(events, time, kind, s):
 
 
 @njit(cache=True, nogil=True)
-def _fed(task, costs):
+def _fed(task):
     """When the feeder is done with a task whose waits are met."""
-    return task.seen + costs.feed if task.last_wait >= 0 else task.seen
+    return task.seen + task.feed if task.last_wait >= 0 else task.seen
 
 
 @njit(cache=True, nogil=True)
@@ -91,7 +94,7 @@ def _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events):
     if task.late:
         if task.unmet > 0:
             return
-        fed = _fed(task, costs)
+        fed = _fed(task)
         if fed > now:
             lane.wake = fed
             _push(events, fed, WAKE, s)
@@ -109,7 +112,7 @@ def _settle(s, costs, tasks, lanes, landing, events):
     if lane.task < 0 or lane.state != WAITING or tasks[lane.task].unmet > 0:
         return
     task = tasks[lane.task]
-    begin = max(lane.free, _fed(task, costs), task.claim)
+    begin = max(lane.free, _fed(task), task.claim)
     if task.chunks > 0:
         if lane.sent == lane.eaten:
             return
@@ -118,7 +121,7 @@ def _settle(s, costs, tasks, lanes, landing, events):
             begin = landed
             task.bytes_last = 1
     lane.state = BEGUN
-    _push(events, begin + costs.overhead, BEGIN, s)
+    _push(events, begin + task.overhead, BEGIN, s)
 
 
 @njit(cache=True, nogil=True)
@@ -149,7 +152,7 @@ def _next_task(s, now, lanes, order, events):
 
 
 @njit(cache=True, nogil=True)
-def _raise(task, seen, tasks, counters, raises, waiters, freed):
+def _raise(task, now, tasks, counters, raises, waiters, freed):
     """Raise the counters of a task; put the tasks whose last wait this meets into ``freed`` and return how many."""
     n = 0
     for i in range(tasks[task].raise_from, tasks[task].raise_to):
@@ -159,6 +162,7 @@ def _raise(task, seen, tasks, counters, raises, waiters, freed):
             waiter = waiters[counter.next]
             counter.next += 1
             t = tasks[waiter.task]
+            seen = now + t.hop
             if t.last_wait < 0 or seen > t.seen or waiter.wait < t.last_wait:
                 t.last_wait = waiter.wait  # of waits met in the same ns, the first
             t.seen = seen
@@ -180,17 +184,20 @@ def replay(costs, rates, prefetch, tasks, counters, raises, waiters, lanes, orde
     landing = np.zeros((len(lanes), costs.stages), np.int64)  # when chunk i of an SM lands, at i mod stages
     freed = np.empty(len(tasks), np.int64)
     loads = [(np.int64(0), np.int64(0))][:0]  # (virtual time at which the chunk is all sent, SM)
+    publishes = [(np.int64(0), np.int64(0))][:0]  # (time, task)
     events = [np.int64(0)][:0]
     virtual, now, last, ticket = np.int64(0), np.int64(start), np.int64(start), 0
     for s in range(len(lanes)):
         _next_task(s, now, lanes, order, events)
         _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
         _settle(s, costs, tasks, lanes, landing, events)
-    while len(loads) > 0 or len(events) > 0:
+    while len(loads) > 0 or len(events) > 0 or len(publishes) > 0:
         before, rate = now, rates[len(loads)]
         now = NEVER
         if len(events) > 0:
             now = events[0] >> TIME_SHIFT
+        if len(publishes) > 0:
+            now = min(now, publishes[0][0])
         if len(loads) > 0:
             now = min(now, before + (loads[0][0] - virtual + rate - 1) // rate)
         virtual += rate * (now - before)
@@ -208,7 +215,16 @@ def replay(costs, rates, prefetch, tasks, counters, raises, waiters, lanes, orde
                 _settle(s, costs, tasks, lanes, landing, events)
             _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
 
-        while len(events) > 0 and events[0] >> TIME_SHIFT == now:
+        while True:
+            if len(publishes) > 0 and publishes[0][0] == now:
+                for i in range(_raise(heappop(publishes)[1], now, tasks, counters, raises, waiters, freed)):
+                    at = tasks[freed[i]].sm
+                    if at >= 0:
+                        _settle(at, costs, tasks, lanes, landing, events)
+                        _load(at, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
+                continue
+            if len(events) == 0 or events[0] >> TIME_SHIFT > now:
+                break
             event = heappop(events)
             kind, s = event >> KIND_SHIFT & 3, event & 0xFFFF
             lane = lanes[s]
@@ -219,16 +235,11 @@ def replay(costs, rates, prefetch, tasks, counters, raises, waiters, lanes, orde
                 if lane.done < task.chunks:
                     _compute(s, now, costs, tasks, lanes, landing, events)
                 else:
-                    ended = lane.task
                     task.end = now
-                    last = max(last, now + costs.publish)
+                    last = max(last, now + task.publish)
+                    heappush(publishes, (now + task.publish, np.int64(lane.task)))
                     lane.run += 1
                     _next_task(s, now, lanes, order, events)
-                    for i in range(_raise(ended, now + costs.publish + costs.hop, tasks, counters, raises, waiters, freed)):
-                        at = tasks[freed[i]].sm
-                        if at >= 0:
-                            _settle(at, costs, tasks, lanes, landing, events)
-                            _load(at, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
                 _load(s, now, virtual, costs, prefetch, tasks, lanes, order, loads, events)
                 _settle(s, costs, tasks, lanes, landing, events)
             elif kind == BEGIN:

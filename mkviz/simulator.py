@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mkviz.costs import COSTS_OF_TASK, Costs
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.machine import H200, Machine
@@ -54,7 +55,7 @@ def simulate(
     prefetch: bool = True,
     barrier_per_op: bool = False,
     late: np.ndarray | None = None,
-    math: np.ndarray | None = None,
+    costs: Costs | None = None,
 ) -> Simulated:
     """Simulate one step.
 
@@ -65,10 +66,10 @@ def simulate(
 
     ``late`` bool[T] marks tasks whose bytes can be asked for only when their waits are met and their activations fed, because
     the addresses come from there (routed experts); by default the tasks of the ops that ``graph.meta["late_ops"]`` lists.
-    ``math`` i64[T]: ns of math of each task with all its bytes at hand, 1 at least; by default what the machine says.
+    ``costs``: of each task; by default what the machine says.
 
     Raises :class:`MkvizError` for a graph or schedule that the validator refuses, for more SMs than the machine has, for a
-    ``late`` or ``math`` of another length and for ops that cannot be kernels of their own.
+    ``late`` or ``costs`` of another length and for ops that cannot be kernels of their own.
     """
     from mkviz.replay import replay  # numba loads with the first simulation
 
@@ -78,31 +79,27 @@ def simulate(
         )
     check(graph, schedule)
     late = _late(graph, late) if prefetch else np.ones(len(graph), bool)
-    costs, rates = _costs(machine), _rates(machine, schedule.sms)
-    tasks, counters, waiters = _arrays(graph, machine, late)
-    if math is not None:
-        if len(math) != len(graph) or np.min(math) < 1:
-            what = f"math has {len(math)} entries, {np.min(math)} ns the least"
-            raise MkvizError(what, f"1 ns or more for each of the {len(graph)} tasks")
-        tasks["math"] = math
+    costs = Costs.of_machine(graph, machine) if costs is None else costs
+    if len(costs) != len(graph):
+        raise MkvizError(f"costs of {len(costs)} tasks", f"of each of the {len(graph)} tasks of graph {graph.name}")
+    shared, rates = _shared(machine), _rates(machine, schedule.sms)
+    tasks, counters, waiters = _arrays(graph, machine, late, costs)
     raises = graph.raise_counter.astype(np.int64)
     end = kernels = 0
     for ptr, order, queue in _kernels(graph, schedule) if barrier_per_op else [_whole(schedule)]:
         start = end + int(machine.launch_ns) if kernels else 0  # the step begins with its first kernel already running
-        end = int(replay(costs, rates, prefetch, tasks, counters, raises, waiters, _lanes(ptr), order, queue, start))
+        end = int(replay(shared, rates, prefetch, tasks, counters, raises, waiters, _lanes(ptr), order, queue, start))
         kernels += 1
-    return Simulated(_events(graph, tasks, machine), end, int(graph.bytes.sum()), kernels, machine)
+    return Simulated(_events(graph, tasks), end, int(graph.bytes.sum()), kernels, machine)
 
 
-def _costs(machine: Machine) -> np.ndarray:
+def _shared(machine: Machine) -> np.ndarray:
     from mkviz.replay import COSTS
 
-    m = machine
-    row = (m.stages, m.chunk_bytes, m.latency_ns, m.publish_ns, m.hop_ns, m.feed_ns, m.task_overhead_ns, m.claim_ns)
-    return np.array([row], COSTS)
+    return np.array([(machine.stages, machine.chunk_bytes, machine.latency_ns, machine.claim_ns)], COSTS)
 
 
-def _arrays(graph: Graph, machine: Machine, late: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _arrays(graph: Graph, machine: Machine, late: np.ndarray, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tasks, counters and waiters as the replay keeps them."""
     from mkviz.replay import COUNTER, TASK, WAITER
     from mkviz.walk import links
@@ -111,7 +108,8 @@ def _arrays(graph: Graph, machine: Machine, late: np.ndarray) -> tuple[np.ndarra
     tasks = np.zeros(len(graph), TASK)
     tasks["bytes"] = graph.bytes
     tasks["chunks"] = -(-graph.bytes.astype(np.int64) // machine.chunk_bytes)
-    tasks["math"] = machine.math_ns(graph)
+    for name in COSTS_OF_TASK:
+        tasks[name] = getattr(costs, name)
     tasks["raise_from"], tasks["raise_to"] = graph.raise_ptr[:-1], graph.raise_ptr[1:]
     tasks["unmet"] = graph_links.unmet
     tasks["late"] = late
@@ -219,7 +217,7 @@ def _kernel_of(graph: Graph) -> np.ndarray:
     return place[kernel]
 
 
-def _events(graph: Graph, tasks: np.ndarray, machine: Machine) -> np.ndarray:
+def _events(graph: Graph, tasks: np.ndarray) -> np.ndarray:
     events = np.zeros(len(graph), EVENT)
     events["task"] = np.arange(len(graph))
     events["sm"] = tasks["sm"]
@@ -228,7 +226,7 @@ def _events(graph: Graph, tasks: np.ndarray, machine: Machine) -> np.ndarray:
     events["begin"] = tasks["begin"]
     events["end"] = tasks["end"]
     covered = np.diff(graph.raise_ptr) == 0  # nothing to release: publish is the last store
-    events["publish"] = tasks["end"] + machine.publish_ns
+    events["publish"] = tasks["end"] + tasks["publish"]
     events["last_wait"] = np.where(tasks["last_wait"] < 0, NO_WAIT, tasks["last_wait"])
     events["fill"] = tasks["fill"]
     events["flags"] = KIND_TASK | np.where(covered, FLAG_COVERED, 0) | np.where(tasks["bytes_last"], FLAG_BYTES_LAST, 0)

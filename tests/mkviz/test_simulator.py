@@ -7,6 +7,7 @@ import pytest
 from brute_simulator import brute_force
 from random_graphs import random_graph, random_schedule
 
+from mkviz.costs import Costs
 from mkviz.errors import MkvizError
 from mkviz.graph import GraphBuilder
 from mkviz.machine import H200, Machine
@@ -56,11 +57,37 @@ def by_task(result):
 
 def test_math_as_measured_instead_of_flops():
     # As in the worked example, but task 1 takes 75 ns: 30 to 105, publishes at 110, seen at 120; task 2 then takes 5.
-    r = by_task(simulate(join(), JOIN_LISTS, TOY, math=np.array([60, 75, 5])))
+    costs = replace(Costs.of_machine(join(), TOY), math=np.array([60, 75, 5]))
+    r = by_task(simulate(join(), JOIN_LISTS, TOY, costs=costs))
     assert (r["begin"], r["end"]) == ([30, 30, 120], [90, 105, 125])
-    for bad in ([60, 75], [60, 75, 0]):
-        with pytest.raises(MkvizError, match=r"math has \d entries"):
-            simulate(join(), JOIN_LISTS, TOY, math=np.array(bad))
+    with pytest.raises(MkvizError, match=r"math of task 2 is 0; 1 ns or more"):
+        replace(costs, math=np.array([60, 75, 0]))
+    with pytest.raises(MkvizError, match=r"math has 2 entries; one for each of the 3 tasks"):
+        replace(costs, math=np.array([60, 75]))
+    with pytest.raises(MkvizError, match=r"costs of 2 tasks; of each of the 3"):
+        simulate(join(), JOIN_LISTS, TOY, costs=Costs(*np.ones((5, 2), np.int64)))
+    with pytest.raises(MkvizError, match=r"hop of task 1 is -1; 0 ns or more"):
+        replace(costs, hop=np.array([0, -1, 0]))
+
+
+def test_costs_task_by_task():
+    # Task 0 as in the worked example: 30 to 90, but publishes at 90 + 1; task 1: 30 to 40, publishes at 40 + 70 = 110.  The
+    # counter's second arrival is at 110, whoever ended last; task 2 sees it 2 later, is fed 3 after that and begins 4 later.
+    costs = Costs(np.array([60, 10, 20]), np.array([1, 70, 5]), np.array([9, 9, 2]), np.array([9, 9, 3]), np.array([0, 0, 4]))
+    r = by_task(simulate(join(), JOIN_LISTS, TOY, costs=costs))
+    assert (r["end"][:2], r["publish"][:2]) == ([90, 40], [91, 110])
+    assert (r["ready"][2], r["begin"][2], r["end"][2], r["publish"][2]) == (112, 119, 139, 144)
+
+
+def test_a_wait_for_some_arrivals_is_met_by_the_publishes_not_the_ends():
+    # Task 2 waits for one arrival of two.  Task 1 ends first but publishes last: task 0's publish at 91 meets it.
+    b = GraphBuilder("either", ["part", "sum"])
+    x = b.counter("x")
+    b.task("part", tile=0, bytes=120, flops=60, raises=[x])
+    b.task("part", tile=1, bytes=60, flops=10, raises=[x])
+    b.task("sum", bytes=60, flops=20, waits=[(x, 1)])
+    costs = Costs(np.array([60, 10, 20]), np.array([1, 70, 5]), *np.zeros((3, 3), np.int64))
+    assert by_task(simulate(b.build(), JOIN_LISTS, TOY, costs=costs))["ready"][2] == 91
 
 
 def test_worked_example():
