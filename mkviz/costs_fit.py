@@ -64,9 +64,10 @@ def fit_step(step: StepRecords, schedule: Schedule, machine: Machine, *, simulat
     told = _Told.of(_apart(step, beside))
     machine = fit(graph, step.events[step.lanes.sound], machine)
     costs = _free(_at_once(graph, Costs.of_machine(graph, machine), told, machine), ran)
+    least = np.where(graph.bytes > machine.chunk_bytes, costs.math, 1)  # a stall that the replay overrates does not make math fast
     for _ in range(ROUNDS):
         case = Case(graph, schedule, machine, costs, beside)
-        costs = _corrected(costs, told, _Told.of(_apart(case.records, beside)), ran)
+        costs = _corrected(costs, told, _Told.of(_apart(case.records, beside)), ran, least)
         if costs is None:
             break
     return FittedStep(step, case, ran)
@@ -150,10 +151,10 @@ def _free(costs: Costs, ran: np.ndarray) -> Costs:
         np.where(ran, ns, 0) for ns in (costs.publish, costs.hop, costs.feed, costs.overhead)))  # fmt: skip
 
 
-def _corrected(costs: Costs, told: _Told, replayed: _Told, ran: np.ndarray) -> Costs | None:
+def _corrected(costs: Costs, told: _Told, replayed: _Told, ran: np.ndarray, least: np.ndarray) -> Costs | None:
     """Costs that would have given what was recorded, had all else been as replayed; None where nothing is to be corrected."""
     late, long = (told.late - replayed.late) * ran, (told.long - replayed.long) * ran
-    changed = {"math": np.clip(costs.math + long, 1, np.maximum(told.long, costs.math))}
+    changed = {"math": np.clip(costs.math + long, least, np.maximum(told.long, costs.math))}
     left = costs.overhead + late
     for name in ("overhead", "feed", "hop"):  # what came too late gives way in this order
         now = left if name == "overhead" else getattr(costs, name) + np.minimum(left, 0)
