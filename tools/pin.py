@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = "test,notebooks,cuda13,gguf,dev"
+EXTRAS = "test,notebooks,cuda13,gguf,serve,dask,dev"
 
 with tempfile.NamedTemporaryFile(suffix=".json") as report:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", report.name]
