@@ -26,6 +26,7 @@ from mkviz.whatif_change import Change
 
 if TYPE_CHECKING:
     import pandas as pd
+    from bokeh.plotting import figure
 
     from mkviz.graph import Graph
     from mkviz.protocols import Source, StepInfo
@@ -62,6 +63,10 @@ class Prediction:
     def told(self) -> bool:
         """Whether the change is larger than the error."""
         return abs(self.change) > self.margin
+
+    @property
+    def doubt(self) -> str:
+        return "" if self.told else f": not distinguishable from the error of {self.margin:.2%}"
 
     def causes(self) -> list[tuple[str, int, int]]:
         """(cause, ns before, ns after) on the blame paths of both replays; they add up to the makespans."""
@@ -108,6 +113,20 @@ class WhatIf:
         out = pd.DataFrame(rows, columns=["step", "cause" if of == "blame" else "kind", "before", "after"])
         return out.assign(change=out["after"] - out["before"])
 
+    def plot(self, step: int | None = None, dark: bool = False) -> figure:
+        """What changed the makespan of a step (default: the first) by cause, from the unchanged replay to the changed one."""
+        from mkviz import plots
+
+        found = [p for p in self.predictions if step in (None, p.step)]
+        if not found:
+            raise MkvizError(f"step {step} was not replayed", f"one of {', '.join(str(p.step) for p in self.predictions)}")
+        p = found[0]
+        rows = [(cause, cause, after - before) for cause, before, after in p.causes() if after != before]
+        notes = [f"{p.change:+.1%}{p.doubt}; error of the unchanged replay {p.fitted.error:+.2%}", *self.notes]
+        head = plots.Head(f"step {p.step}, what if: {self.change.words}", self.label, notes)
+        marks = {"recorded": p.fitted.step.makespan, "unchanged": p.before_ns}
+        return plots.waterfall(rows, "replayed", head, "makespan", dark, start=p.before_ns, marks=marks)
+
     def to_json(self) -> dict:
         held_out = [{"step": step, "error": error} for step, error in self.held_out]
         return {"label": self.label, "change": self.change.words, "bound": BOUND, "held_out": held_out, "notes": self.notes,
@@ -119,8 +138,7 @@ class WhatIf:
             lines += [
                 f"step {p.step}: recorded {p.fitted.step.makespan / 1e3:.1f} µs, replayed unchanged {p.before_ns / 1e3:.1f} µs"
                 f", error {p.fitted.error:+.2%}",
-                f"changed  {p.after.makespan / 1e3:.1f} µs, {p.change:+.1%}"
-                + ("" if p.told else f": not distinguishable from the error of {p.margin:.2%}"),
+                f"changed  {p.after.makespan / 1e3:.1f} µs, {p.change:+.1%}" + p.doubt,
                 f"{'':<10}{'before':>12}{'after':>12}{'change':>12}   µs on the blame path",
             ]
             for cause, before, after in p.causes():
@@ -152,6 +170,8 @@ def whatif(source: Snapshot | Source | Trace | str | Path, steps=None, machine: 
     held_out = of.held_out(model, {fitted.step.step for fitted in found}, machine)
     predictions = [_predict(fitted, wanted, of.graphs, model, held_out) for fitted in found]
     notes = [] if machine else ["no measured machine: bytes are part of each task's time, a launch takes none"]
+    if wanted.rows is not None and len({fitted.case.graph.hash for fitted in found}) == 1:
+        notes.append("costs by op are fitted to steps of one batch: what more rows add to a task, they cannot show")
     return WhatIf(of.label, wanted, predictions, held_out, notes)
 
 
