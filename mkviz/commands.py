@@ -46,7 +46,8 @@ class Export:
         parser.add_argument("trace", type=Path, help="a trace (.mkt folder or zip)")
         parser.add_argument("out", type=Path, help="what to write: OUT.html, OUT.png, OUT.svg or OUT.csv")
         which = parser.add_mutually_exclusive_group()
-        which.add_argument("--steps", type=_steps, metavar="A[-B]", help="a step, or the first and the last one (default: all)")
+        words = "a step, or the first and the last one (default: all)"
+        which.add_argument("--steps", type=steps_argument, metavar="A[-B]", help=words)
         which.add_argument("--range", type=_span, metavar="A-B", help="µs since the first step began, as in the page's address")
         parser.add_argument("--table", choices=("ops", "waits", "steps"), default="ops", help="which one a CSV holds")
         parser.add_argument("--dark", action="store_true", help="dark colours")
@@ -68,7 +69,7 @@ class Export:
         return 0
 
 
-def _steps(text: str) -> tuple[int, int]:
+def steps_argument(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     try:
         return int(first), int(last or first)

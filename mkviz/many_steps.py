@@ -167,17 +167,23 @@ def many_steps(source: Snapshot | Source | Trace | str | Path, steps=None) -> Ma
 
         source = Trace.open(source)
     label = getattr(source, "label", "")
-    if isinstance(source, Snapshot) or hasattr(source, "snapshot"):
-        source = snapshot = source if isinstance(source, Snapshot) else source.snapshot()
-        times, graphs = _of_snapshot(snapshot), snapshot.graphs
-    else:
-        times, graphs = _of_trace(source), source.graphs
+    if hasattr(source, "snapshot"):
+        source = source.snapshot()  # one, for times and records alike
+    times, graphs = times_of(source)
     if steps is not None:
         wanted = np.unique(np.atleast_1d(steps))
         if len(missing := np.setdiff1d(wanted, times["step"])):
             raise MkvizError(f"step {missing[0]} is not there", "a step that the source holds")
         times = times[np.isin(times["step"], wanted)]
-    return of_times(label, times, {i: graph.name for i, (graph, _) in graphs.items()}, source)
+    return of_times(label, times, graphs, source)
+
+
+def times_of(source: Snapshot | Source | Trace) -> tuple[np.ndarray, dict[int, str]]:
+    """TIMES of all steps of a source, and the names of its graphs by id."""
+    if hasattr(source, "snapshot"):
+        source = source.snapshot()
+    times = _of_snapshot(source) if isinstance(source, Snapshot) else _of_trace(source)
+    return times, {i: graph.name for i, (graph, _) in source.graphs.items()}
 
 
 def of_times(

@@ -15,7 +15,7 @@ from bokeh.plotting import figure
 
 from mkviz import palette
 from mkviz.dashboard.theme import KIND_COLOURS, theme_of
-from mkviz.dashboard.units import duration
+from mkviz.dashboard.units import duration, signed
 
 HEIGHT = 320  # px
 MOST_BARS = 40  # categories that have a bar of their own; the rest share one
@@ -139,11 +139,6 @@ def waterfall(rows: list[tuple[str, str, float]], total: str, head: Head, what: 
     low = min([0.0, *data["left"], *data["right"]]) if not start else min([*data["left"][:-1], *data["right"]])
     out.x_range.update(start=low - 0.02 * (span - low) if low else 0, end=span + 0.14 * (span - low or 1))
     return out
-
-
-def signed(ns: float) -> str:
-    """``+12.3 µs``, ``−840 ns``."""
-    return f"{'−' if ns < 0 else '+'}{duration(abs(ns))}"
 
 
 def areas(edges: np.ndarray, series: dict[str, np.ndarray], colours: list[str], head: Head, y: str, dark: bool,

@@ -195,8 +195,12 @@ def _of_snapshot(snapshot: Snapshot, steps) -> Iterator[StepRecords]:
 def _of_trace(trace: Trace, steps) -> Iterator[StepRecords]:
     from mkviz.trace.selection import Selection
 
+    stand_in = None
     for info, events in trace.walk(Selection.of(trace, steps, None, None, None)):
-        yield of_events(info, events, *(trace.graphs.get(info.graph) or _stand_in(trace)))
+        graph = trace.graphs.get(info.graph)
+        if graph is None:
+            graph = stand_in = stand_in or _stand_in(trace)
+        yield of_events(info, events, *graph)
 
 
 def _stand_in(trace: Trace) -> tuple[Graph, Schedule]:

@@ -10,6 +10,11 @@ def duration(ns: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+def signed(ns: float) -> str:
+    """``+12.3 µs``, ``−840 ns``: a change."""
+    return f"{'−' if ns < 0 else '+'}{duration(abs(ns))}"
+
+
 def size(count: int) -> str:
     """``16.0 KiB``: bytes in binary units."""
     value = float(count)
