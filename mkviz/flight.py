@@ -13,7 +13,7 @@ import numpy as np
 from mkviz.errors import MkvizError
 from mkviz.many_steps import TIMES, ManySteps, Shape, of_times
 from mkviz.record import KIND_MASK, KIND_TASK
-from mkviz.step_records import shape_of
+from mkviz.step_records import MOST_NS, shape_of
 from mkviz.store import LiveStore, step_bounds
 
 if TYPE_CHECKING:
@@ -101,9 +101,10 @@ class FlightRecorder:
         begin, end = step_bounds(info, good)
         lost, shape = info.lost + len(tasks) - len(good), shape_of(info)
         with self._lock:
-            self._remember((info.step, *shape, begin, end - begin, lost))
+            ns = min(end - begin, MOST_NS)  # what is longer cannot be; it is kept, and analyses refuse it by its number
+            self._remember((info.step, *shape, begin, ns, lost))
             if not lost:
-                self._keep(self._groups.setdefault(shape, _Group()), end - begin, replace(info, begin=begin, end=end), events)
+                self._keep(self._groups.setdefault(shape, _Group()), ns, replace(info, begin=begin, end=end), events)
 
     def token(self, info: TokenInfo) -> None: ...
 

@@ -102,7 +102,7 @@ def test_mistakes_are_named(trace, capsys):
     ):
         assert main(["check", str(trace), *words]) == 2
         assert told in capsys.readouterr().err
-    with pytest.raises(MkvizError, match="rule 'max-tial'; did you mean 'max-tail'?"):
+    with pytest.raises(MkvizError, match="rule 'max-tial'; did you mean 'max-tail'"):
         check_rules(Trace.open(trace), {"max-tial": "5%"})
 
 
