@@ -14,28 +14,52 @@ _ACT, _ACTED = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
 class CommandParser:
-    """cohere-melody's filter, with ids of our own: the model numbers the calls of each answer anew."""
+    """cohere-melody's filter.  A call goes out once its name is there, with an id of our own (the model numbers the calls of
+    each answer anew), and never without arguments, which the filter leaves out where they are empty."""
 
     def __init__(self, options: PyFilterOptions, opening: str):
         self._filter = PyFilter(options)
-        self._ids: dict[int, str] = {}
+        self._arguments: list[str] = []  # of each call that is out
+        self._text = ""
         if opening:
             self._filter.write_decoded(opening)
 
     def push(self, text: str) -> Delta:
+        self._text += text
         return self._delta(self._filter.write_decoded(text)) if text else Delta()
 
     def flush(self) -> Delta:
-        return self._delta(self._filter.flush_partials())
+        delta = self._delta(self._filter.flush_partials())
+        self._complete(delta)
+        if not self._arguments and _ACT in self._text:
+            self._salvage(self._text.partition(_ACT)[2].partition(_ACTED)[0], delta)
+        return delta
+
+    def _salvage(self, action: str, delta: Delta) -> None:
+        """Calls that the filter dropped, such as those without an id; what is none is text, and not lost either."""
+        try:
+            calls = [(str(call["tool_name"]), json.dumps(call.get("parameters") or {})) for call in json.loads(action)]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            delta.content += action
+        else:
+            delta.calls = [CallDelta(i, arguments, id=call_id(), name=name) for i, (name, arguments) in enumerate(calls)]
 
     def _delta(self, result) -> Delta:
-        calls = []
+        delta = Delta(result.content or "", result.reasoning or "")
         for call in result.tool_calls:
-            delta = CallDelta(call.index, call.arguments, name=call.name or None)
-            if call.index not in self._ids:
-                self._ids[call.index] = delta.id = call_id()
-            calls.append(delta)
-        return Delta(result.content or "", result.reasoning or "", calls)
+            if call.name:
+                self._complete(delta)
+                delta.calls.append(CallDelta(len(self._arguments), id=call_id(), name=call.name))
+                self._arguments.append("")
+            if call.arguments and self._arguments:
+                delta.calls.append(CallDelta(len(self._arguments) - 1, call.arguments))
+                self._arguments[-1] += call.arguments
+        return delta
+
+    def _complete(self, delta: Delta) -> None:
+        if self._arguments and not self._arguments[-1]:
+            self._arguments[-1] = "{}"
+            delta.calls.append(CallDelta(len(self._arguments) - 1, "{}"))
 
 
 @dataclass(frozen=True)
@@ -52,6 +76,8 @@ class CommandFormat:
     def parser(self, opening: str) -> CommandParser:
         at = min((i for marker in self.markers if (i := opening.find(marker)) >= 0), default=len(opening))
         options = getattr(PyFilterOptions(), self.name)().stream_tool_actions()
+        if _THINK not in opening:  # else the filter takes unmarked text for reasoning
+            options = options.start_in_answer()
         return CommandParser(options, opening[at:])
 
     def grammar(self, wanted: Wanted, opening: str, mark: Mark) -> str:

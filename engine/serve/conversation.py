@@ -11,13 +11,14 @@ from engine.serve.requests import ChatRequest, Message, NamedChoice
 from engine.serve.service import Prompt, Service
 from mkviz.errors import MkvizError
 
+_BARE = {"description": "", "parameters": {"type": "object", "properties": {}}}  # templates print what is not said, too
 _SWITCHES = ("reasoning_effort", "enable_thinking", "reasoning")  # what templates call it
 
 
 def prompt_of(service: Service, body: ChatRequest) -> Prompt:
     """Raises :class:`ApiError` when the template, or the lack of one, does not allow what is asked."""
     tokenizer = service.engine.tokenizer
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    tools = [{"type": "function", "function": _BARE | tool.function.model_dump(exclude_none=True)} for tool in body.tools or ()]
     template = "\n".join(tokenizer.chat_templates.values())
     if tools and not (service.format.has_tools and "tools" in template):
         raise ApiError(400, "tools: this model's chat template knows none", param="tools", code="unsupported")

@@ -43,7 +43,7 @@ class Grammars:
     """Compiles Lark grammars for one tokenizer.  Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, eos: tuple[int, ...]):
-        self._tokenizer, self._vocab = tokenizer, vocab
+        self.tokenizer, self.eos, self._vocab = tokenizer, eos, vocab
         text = tokenizer.backend.to_str()
         self._special = {token["content"]: token["id"] for token in json.loads(text)["added_tokens"] if token["special"]}
         self._tokens = llguidance.LLTokenizer(text, n_vocab=vocab, eos_token=list(eos) or None)
@@ -67,5 +67,5 @@ class Grammars:
     def bytes_of(self, token: int) -> bytes:
         """The bytes that a token adds to a text."""
         if self._tokens.is_special_token(token):
-            return (self._tokenizer.backend.id_to_token(token) or "").encode()
+            return (self.tokenizer.backend.id_to_token(token) or "").encode()
         return self._tokens.decode_bytes([token])
