@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mkviz import lod
 from mkviz.dashboard import probe
-from mkviz.dashboard.units import duration, percent, size
 from mkviz.slack import free_of_step, waited_for
+from mkviz.table import Table
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
 
 TOP_WAITS = 20
-UNITS = {"": str, "ns": duration, "bytes": size, "of 1": percent, "GB/s": "{:.1f}".format}
 MAX_STEPS = 100  # of a range, the newest, that are listed or searched for waits
-
-
-@dataclass(frozen=True)
-class Table:
-    """``columns`` names the columns and the unit of each (one of UNITS); ``values`` are plain texts and numbers, None: there is
-    none; ``goes_to`` what a row leads to: (step number, task), task -1 for a whole step.  Without it rows lead nowhere."""
-
-    columns: dict[str, str]
-    values: list[list] = field(default_factory=list)
-    goes_to: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def head(self) -> tuple[str, ...]:
-        return tuple(self.columns)
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """As texts for people."""
-        words = [UNITS[unit] for unit in self.columns.values()]
-        return [["–" if v is None else word(v) for v, word in zip(row, words, strict=True)] for row in self.values]
 
 
 def ops(scene: Scene, x0: float, x1: float) -> Table:

@@ -1,0 +1,81 @@
+"""What a step would take under another schedule or other costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mkviz.dashboard.units import duration
+from mkviz.errors import MkvizError
+from mkviz.findings.finding import Finding
+from mkviz.policies import POLICIES
+from mkviz.reading import Reading
+from mkviz.table import Table
+from mkviz.whatif import whatif
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A change that can be asked for: in words, and what its value is like ("": it has none)."""
+
+    words: str
+    like: str = ""
+
+
+CHANGES = {
+    "kernel_per_op": Kind("a kernel per op"),
+    "no_prefetch": Kind("no prefetch across tasks"),
+    "in_sequence": Kind("in sequence with an op", "o_proj"),
+    "faster": Kind("an op some times faster", "attention=2"),
+    "bandwidth": Kind("some times the bandwidth", "1.5"),
+    "sms": Kind("another number of SMs", "64"),
+    "split": Kind("the longest task, or those of an op, in two", "longest"),
+    "policy": Kind(f"another policy: {', '.join(POLICIES)}", "list"),
+    "rows": Kind("another batch", "8"),
+}
+
+
+def change_of(name: str, value: str) -> dict[str, Any]:
+    """The option of :func:`mkviz.whatif.whatif` that a form's name and value ask for.  Raises MkvizError for what is none."""
+    if name not in CHANGES:
+        raise MkvizError(f"change {name!r}", f"one of {', '.join(CHANGES)}")
+    kind, value = CHANGES[name], value.strip()
+    if not kind.like:
+        return {name: True}
+    try:
+        if name == "faster":
+            op, _, k = value.rpartition("=")
+            return {name: {op.strip(): float(k)}}
+        return {name: {"bandwidth": float, "sms": int, "rows": int}.get(name, str)(value or kind.like)}
+    except ValueError:
+        raise MkvizError(f"{kind.words}: {value!r}", f"a value like {kind.like}") from None
+
+
+def of_whatif(reading: Reading, name: str = "kernel_per_op", value: str = "") -> Finding:
+    """Of the step of median time among those asked for."""
+    if reading.one is None:
+        raise MkvizError("each of these steps lost records: none can be replayed", "steps that are whole")
+    found = whatif(reading.snapshot_or_trace(), reading.one, reading.machine, **change_of(name, value))
+    p = found.predictions[0]
+    recorded, before, after = map(duration, (p.fitted.step.makespan, p.before_ns, p.after.makespan))
+    error, change = f"{p.fitted.error:+.2%}".replace("-", "−"), f"{p.change:+.1%}".replace("-", "−")
+    answer = (
+        f"Replayed as it was, step {p.step} takes {before}, recorded {recorded}: an error of {error}. "
+        f"With {found.change.words} it takes {after}, {change}{p.doubt}."
+    )
+    table = Table({"cause": "", "as it was": "ns", "changed": "ns", "change": "+ns"})
+    table.values.extend([cause, before, after, after - before] for cause, before, after in p.causes() if before or after)
+    notes = list(found.notes)
+    if found.held_out:
+        others = ", ".join(f"{error:+.1%} on step {step}" for step, error in found.held_out)
+        notes.append(f"costs by op alone, fitted to this step, are off by {others}")
+    label = f"simulated from: {reading.label}"
+    return Finding(label, answer, [lambda dark: _relabelled(found, dark)], {"on the blame path": table}, notes, {},
+                   found.to_json())  # fmt: skip
+
+
+def _relabelled(found, dark: bool):
+    """A prediction is a simulation, whatever it was made from."""
+    from dataclasses import replace
+
+    return replace(found, label=f"simulated from: {found.label}").plot(dark=dark)
