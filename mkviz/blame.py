@@ -116,8 +116,8 @@ def blame(source: Snapshot | Source | Trace | str | Path, step: int, machine: Ma
     raise MkvizError(f"step {step} is not there", "a step that the source holds")
 
 
-def blame_of(step: StepRecords, machine: Machine | None = None, label: str = "") -> Blame:
-    """The same of one step's records."""
+def blame_of(step: StepRecords, machine: Machine | None = None, label: str = "", chain: bool = True) -> Blame:
+    """The same of one step's records; without ``chain`` ``critical``, which takes longest to find, is None."""
     path, notes = _Path(step), []
     if step.lost:
         path.cut("unknown", 0)
@@ -132,7 +132,8 @@ def blame_of(step: StepRecords, machine: Machine | None = None, label: str = "")
     floor = -(-size * 10**9 // int(machine.bandwidth)) if machine and size else None
     segments, faults = np.array(path.segments[::-1], SEGMENT), Faults()
     faults.add(step)
-    return Blame(label, step.step, step.makespan, step.graph, segments, None if step.lost else critical_path(step), size, floor,
+    critical = critical_path(step) if chain and not step.lost else None
+    return Blame(label, step.step, step.makespan, step.graph, segments, critical, size, floor,
                  machine.bandwidth if machine else None, faults.counts, notes)  # fmt: skip
 
 

@@ -17,11 +17,13 @@ UNITS = {"": str, "ns": duration, "+ns": signed, "bytes": size, "of 1": percent,
 @dataclass(frozen=True)
 class Table:
     """``columns`` names the columns and the unit of each (one of UNITS); ``values`` are plain texts and numbers, None: there is
-    none; ``goes_to`` what a row leads to: (step number, task), task -1 for a whole step.  Without it rows lead nowhere."""
+    none; ``goes_to`` what a row leads to: (step number, task), task -1 for a whole step.  Without it rows lead nowhere.
+    ``caption``: what it is of, where it is not what was asked for."""
 
     columns: dict[str, str]
     values: list[list] = field(default_factory=list)
     goes_to: list[tuple[int, int]] = field(default_factory=list)
+    caption: str = ""
 
     @property
     def head(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tables: what a range holds, in rows: its ops, its longest waits, its steps."""
+"""Tables: what a range holds, in rows: its ops, its longest waits, its steps, and what held the step in its middle."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkviz import lod
+from mkviz.blame import blame_of
 from mkviz.dashboard import probe
+from mkviz.findings.path import waterfall
 from mkviz.slack import free_of_step, waited_for
+from mkviz.step_records import steps_of
 from mkviz.table import Table
 
 if TYPE_CHECKING:
@@ -65,4 +68,16 @@ def steps(scene: Scene, x0: float, x1: float) -> Table:
     return table
 
 
-TABLES = {"ops": ops, "waits": waits, "steps": steps}
+def why(scene: Scene, x0: float, x1: float) -> Table:
+    """The blame path of the step in the middle of the range, by cause and op; each row leads to its longest segment's task."""
+    snapshot = scene.snapshot
+    touching = snapshot.steps_in(x0, x1)
+    if not len(touching):
+        return Table({"cause": "", "op": "", "time": "ns", "share": "of 1"}, caption="no step in it")
+    steps, middle = snapshot.steps[touching], snapshot.origin + (x0 + x1) / 2
+    away = np.maximum(np.maximum(steps["begin"] - middle, middle - steps["end"]), 0)
+    step = next(iter(steps_of(snapshot, int(steps["step"][np.argmin(away)]))))
+    return waterfall(blame_of(step, chain=False))
+
+
+TABLES = {"ops": ops, "waits": waits, "steps": steps, "why": why}

@@ -31,4 +31,5 @@ class Tabs(JSComponent):
         self._handler(data["type"], data["value"])
 
     def show(self, table: Table, caption: str) -> None:
+        caption = table.caption or caption
         self.param.update(head=list(table.head), rows=table.rows, linked=bool(table.goes_to), caption=caption)

@@ -23,7 +23,7 @@ def export(of: Trace | Source | str | Path, path: str | Path, *, steps: int | tu
     """Write steps (one, or first and last) or a ``span`` (from, to in ns since the first step began) of a trace, of the one at
     a path, or of what a source holds; without either, all of it.
 
-    The end of ``path`` says as what: ``.html``, ``.png``, ``.svg``, ``.csv`` (of a ``table``: ops, waits, steps).  Raises
+    The end of ``path`` says as what: ``.html``, ``.png``, ``.svg``, ``.csv`` (of a ``table``: ops, waits, steps, why).  Raises
     MkvizError for an unknown ending, a file that exists (unless ``overwrite``), an empty range, or more than 2,000,000 tasks in
     one HTML file; nothing half-written is left.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mkviz.blame import CAUSES, Blame, blame_of
+from mkviz.dashboard.units import duration
 from mkviz.errors import MkvizError
 from mkviz.findings.finding import Finding
 from mkviz.findings.verdict import verdict
@@ -30,7 +31,8 @@ def of_path(reading: Reading) -> Finding:
 def waterfall(path: Blame, most: int = 0) -> Table:
     """Cause, op, time and share of the makespan, most first (the first ``most``, 0: all); a row leads to the task of its
     longest segment."""
-    table = Table({"cause": "", "op": "", "time": "ns", "share": "of 1"})
+    caption = f"what held step {path.step}, {duration(path.makespan)}"
+    table = Table({"cause": "", "op": "", "time": "ns", "share": "of 1"}, caption=caption)
     longest = _longest(path)
     for cause, op, _, ns in path.largest()[: most or None]:
         table.values.append([cause, op, ns, ns / path.makespan])

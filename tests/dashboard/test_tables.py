@@ -48,6 +48,23 @@ def test_steps(scene):
     assert tables.steps(scene, 1001, 2000).rows == []
 
 
+def test_why(scene):
+    """Backwards: nothing after 910; published at 910; attention worked from 450, ready since 420, claimed only then, 10 ns
+    after qkv of SM 0 had published, so that its own SM was late since 300; before that qkv of tile 1."""
+    table = tables.why(scene, 0, 1000)
+    assert table.rows == [
+        ["compute", "attention", "450 ns", "45.0 %"],
+        ["compute", "qkv", "300 ns", "30.0 %"],
+        ["overhead", "attention", "150 ns", "15.0 %"],
+        ["tail", "", "90 ns", "9.0 %"],
+        ["publish", "attention", "10 ns", "1.0 %"],
+    ]
+    assert table.goes_to == [(7, 2), (7, 1), (7, 2), (7, -1), (7, 2)]
+    assert table.caption == "what held step 7, 1.00 µs"
+    assert tables.why(scene, -5000, 1).rows == table.rows  # the middle lies before the step, which is the nearest
+    assert tables.why(scene, 2000, 3000).rows == []
+
+
 @pytest.fixture
 def session(scene):
     hub, panels = Hub(openers={}), Panels()
