@@ -86,9 +86,8 @@ class Account:
         from mkviz import plots
 
         rows = self.frame(by)
-        if by in ("op", "layer"):
-            rows = rows.sort_values("sm_time", ascending=False, kind="stable") if by == "op" else rows
-            rows[by] = rows[by].replace({"": "(no task)", -1: "(no layer)"}).astype(str)
+        if by == "op":
+            rows = rows.sort_values("sm_time", ascending=False, kind="stable").replace({"op": {"": "(no task)"}})
         return plots.stacked(rows, by, KINDS, plots.Head("SM time by kind", self.label, self.notes), "SM time", dark)
 
 

@@ -74,8 +74,9 @@ class Occupancy:
         """Busy SMs over time, by op."""
         from mkviz import palette, plots
 
-        colours = palette.op_colours(self.ops)
-        rows = {op: self.busy[i] / self.width for i, op in enumerate(self.ops)}
+        ran = np.flatnonzero(self.busy.any(axis=1))
+        colours = [palette.op_colours(self.ops)[i] for i in ran]
+        rows = {self.ops[i]: self.busy[i] / self.width for i in ran}
         head = plots.Head("busy SMs by op", self.label, self.notes)
         return plots.areas(self.edges, rows, colours, head, f"busy SMs of {self.sms}", dark, ("all SMs", self.sms))
 

@@ -102,7 +102,7 @@ class Diff:
         label = self.a.label if self.a.label == self.b.label else f"{self.a.label} → {self.b.label}"
         head = plots.Head("change of the median step", label, self.notes)
         what = "time of the median step" + ("" if by == "path" else ", by SM time")
-        return plots.waterfall(bars, "b", head, what, dark, start=self.a.ns, marks={"a": self.a.ns})
+        return plots.waterfall(bars, "b", head, what, dark, start=("a", self.a.ns))
 
     def to_json(self, top: int = 20) -> dict:
         """Times in ns."""

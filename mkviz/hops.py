@@ -98,7 +98,8 @@ class Hops:
         from mkviz import palette, plots
 
         found = self.histogram("op", of=of)
-        bins = sorted(set(zip(found["from"].tolist(), found["to"].tolist(), strict=True)))
+        powers = [int(low).bit_length() - 1 for low in found["from"]]
+        bins = [(1 << k, 2 << k) for k in range(min(powers), max(powers) + 1)] if powers else []
         ops = found.groupby("op")["ns"].sum().sort_values(ascending=False).index.tolist()
         place = {low: i for i, (low, _) in enumerate(bins)}
         series = {op: np.zeros(len(bins)) for op in [*ops[:SHOWN_OPS], *(["others"] if len(ops) > SHOWN_OPS else [])]}

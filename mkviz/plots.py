@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Label, Legend, LegendItem, NumeralTickFormatter, Span, Title
+from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Legend, LegendItem, NumeralTickFormatter, Span, Title
 from bokeh.plotting import figure
 
 from mkviz import palette
@@ -19,9 +19,10 @@ from mkviz.dashboard.units import duration, signed
 
 HEIGHT = 320  # px
 MOST_BARS = 40  # categories that have a bar of their own; the rest share one
+MOST_ROWS = 20  # of a waterfall
 MOST_PLACES = 1000  # numbers on an axis that have one; beyond, neighbours share them
 UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
-NUMERIC = {"sm": "SM", "layer": "layer", "step": "step"}
+NUMERIC = {"sm": "SM", "layer": "layer (−1: none)", "step": "step"}  # columns of numbers, in words
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,11 @@ def stacked(rows: pd.DataFrame, by: str, names: tuple[str, ...], head: Head, wha
         rows = pd.concat([rows.iloc[: MOST_BARS - 1], last], ignore_index=True)
     scale, name_of = unit(float(rows[list(names)].sum(axis=1).max()) if len(rows) else 0)
     shown = [name for name in names if rows[name].any()]
-    data = {by: rows[by].to_numpy()} | {name: rows[name].to_numpy() / scale for name in shown}
+    data = {by: rows[by].to_numpy(float if by in NUMERIC else object)} | {name: rows[name].to_numpy() / scale for name in shown}
     data |= {f"{name} ": [duration(ns) for ns in rows[name]] for name in shown}
     options = {} if by in NUMERIC else {"x_range": FactorRange(*dict.fromkeys(rows[by].tolist()))}
     out = bare(head, axis, f"{what} ({name_of})", dark, **options)
-    step = float(np.min(np.diff(data[by]), initial=np.inf)) if by in NUMERIC else 1.0
+    step = float(np.min(np.diff(data[by]), initial=np.inf)) if by in NUMERIC else np.inf
     bars = out.vbar_stack(
         shown, x=by, width=0.9 * (step if np.isfinite(step) else 1.0), source=ColumnDataSource(data), line_color=None,
         fill_color=[colours[name] for name in shown],
@@ -104,40 +105,45 @@ def stacked(rows: pd.DataFrame, by: str, names: tuple[str, ...], head: Head, wha
     return out
 
 
-def waterfall(rows: list[tuple[str, str, float]], total: str, head: Head, what: str, dark: bool, start: float = 0.0,
-              marks: dict[str, float] | None = None) -> figure:  # fmt: skip
-    """(name, cause, ns) one below the other, each from where the one before it ended, from ``start`` on; ``total`` names the
-    bar of their sum.  ``marks``: lines at ns."""
-    if len(rows) > MOST_BARS:
-        rest = rows[MOST_BARS - 1 :]
-        rows = [*rows[: MOST_BARS - 1], (f"{len(rest)} others", "", sum(ns for *_, ns in rest))]
-    ns = np.array([ns for *_, ns in rows], float)
-    right = start + np.cumsum(ns)
-    left, end = right - ns, float(right[-1]) if len(rows) else start
-    scale, name_of = unit(max([abs(v) for v in (*right, *left, *(marks or {}).values())], default=0.0))
-    theme = theme_of(dark)
-    names = [name for name, *_ in rows]
-    data = {
-        "name": [*names, total], "left": np.append(left, 0) / scale, "right": np.append(right, end) / scale,
-        "colour": [*(palette.CAUSES.get(cause, palette.WAIT) for _, cause, _ in rows), theme.text],
-        "words": [*(signed(v) if start or (ns < 0).any() else duration(v) for v in ns), duration(end)],
-    }  # fmt: skip
+def waterfall(rows: list[tuple[str, str, float]], total: str, head: Head, what: str, dark: bool,
+              start: tuple[str, float] | None = None, marks: dict[str, float] | None = None) -> figure:  # fmt: skip
+    """(name, cause, ns) one below the other, each from where the one before it ended; beyond MOST_ROWS they are added up.
+
+    ``start``: name and ns of what they are changes of; ``total`` names the bar where they end; ``marks``: ns to compare it
+    with, as bars and lines.
+    """
+    if len(rows) > MOST_ROWS:
+        rest = rows[MOST_ROWS - 1 :]
+        rows = [*rows[: MOST_ROWS - 1], (f"{len(rest)} others", "", sum(ns for *_, ns in rest))]
+    theme, marks, ns = theme_of(dark), marks or {}, np.array([ns for *_, ns in rows], float)
+    right = (start[1] if start else 0.0) + np.cumsum(ns)
+    left, end = right - ns, float(right[-1]) if len(rows) else start[1] if start else 0.0
+    whole = [*([start] if start else []), (total, end), *marks.items()]
+    scale, name_of = unit(max([abs(v) for v in (*right, *left, *(v for _, v in whole))], default=0.0))
+    floor = 0.0  # where bars of whole times begin: changes would be too small to see beside them
+    if start:
+        low, high = min([start[1], end, *left, *right]), max([start[1], end, *left, *right])
+        floor = max(0.0, low - 0.1 * (high - low))
+    bars = [(name, palette.CAUSES.get(cause, palette.WAIT), a, b, signed(v) if start else duration(v))
+            for (name, cause, v), a, b in zip(rows, left, right, strict=True)]  # fmt: skip
+    shades = [theme.text, *([theme.text] if start else []), *([theme.accent] * len(marks))]
+    full = [(name, shade, floor, v, duration(v)) for (name, v), shade in zip(whole, shades, strict=True)]
+    bars = [*full[:1], *bars, *full[1:]] if start else [*bars, *full]
+    data = dict(zip(("name", "colour", "left", "right", "words"), map(list, zip(*bars, strict=True)), strict=True))
+    data["left"], data["right"] = np.array(data["left"]) / scale, np.array(data["right"]) / scale
     data["at"] = np.maximum(data["left"], data["right"])
-    height = 90 + 22 * len(data["name"])
-    out = bare(head, f"{what} ({name_of})", "", dark, max(height, 200), y_range=FactorRange(*data["name"][::-1]))
+    names = FactorRange(*data["name"][::-1])
+    out = bare(head, f"{what} ({name_of})", "", dark, max(90 + 22 * len(bars), 200), y_range=names)
     source = ColumnDataSource(data)
     out.hbar(y="name", left="left", right="right", height=0.75, fill_color="colour", line_color=None, source=source)
     out.text(x="at", y="name", text="words", x_offset=4, text_baseline="middle", text_font_size="11px", text_color=theme.text,
              source=source)  # fmt: skip
-    for name, at in (marks or {}).items():
+    for at in marks.values():
         out.add_layout(Span(location=at / scale, dimension="height", line_color=theme.accent, line_dash="dashed"))
-        out.add_layout(Label(x=at / scale, y=0, y_units="screen", text=name, text_font_size="11px", text_color=theme.accent,
-                             x_offset=3))  # fmt: skip
     out.add_tools(HoverTool(tooltips=[("", "@name"), ("", "@words")]))
     out.ygrid.visible = False
-    span = max([*data["at"], *((at / scale) for at in (marks or {}).values())], default=1.0)
-    low = min([0.0, *data["left"], *data["right"]]) if not start else min([*data["left"][:-1], *data["right"]])
-    out.x_range.update(start=low - 0.02 * (span - low) if low else 0, end=span + 0.14 * (span - low or 1))
+    reach = float(data["at"].max()) - floor / scale or 1.0
+    out.x_range.update(start=floor / scale, end=floor / scale + 1.14 * reach)
     return out
 
 
@@ -183,6 +189,8 @@ def points(x: np.ndarray, ns: np.ndarray, marked: np.ndarray, lines: list[tuple[
     out.xaxis.formatter = NumeralTickFormatter(format="0")
     items, tips = [], []
     for name, kept, colour, size in (("steps", ~marked, theme.busy, 3), ("outliers", marked, palette.TAIL, 7)):
+        if name == "outliers" and not marked.any():
+            continue
         source = ColumnDataSource({"x": x[kept], "y": ns[kept] / scale, "words": [duration(v) for v in ns[kept]]})
         items.append((name, [out.scatter(x="x", y="y", size=size, color=colour, alpha=0.7, source=source)]))
         tips += items[-1][1]

@@ -124,8 +124,8 @@ class WhatIf:
         rows = [(cause, cause, after - before) for cause, before, after in p.causes() if after != before]
         notes = [f"{p.change:+.1%}{p.doubt}; error of the unchanged replay {p.fitted.error:+.2%}", *self.notes]
         head = plots.Head(f"step {p.step}, what if: {self.change.words}", self.label, notes)
-        marks = {"recorded": p.fitted.step.makespan, "unchanged": p.before_ns}
-        return plots.waterfall(rows, "replayed", head, "makespan", dark, start=p.before_ns, marks=marks)
+        marks = {"recorded": p.fitted.step.makespan}
+        return plots.waterfall(rows, "replayed", head, "makespan", dark, start=("unchanged", p.before_ns), marks=marks)
 
     def to_json(self) -> dict:
         held_out = [{"step": step, "error": error} for step, error in self.held_out]

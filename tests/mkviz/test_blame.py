@@ -72,9 +72,11 @@ def test_the_waterfall_as_a_plot():
     plot = blame_of(step(), replace(H200, bandwidth=35e9), "made by hand").plot()
     assert plot.title.text == "made by hand · what held step 0" and plot.xaxis.axis_label == "time on the blame path (µs)"
     data = plot.renderers[0].data_source.data
-    assert data["name"] == ["compute a", "compute b", "tail", "hop b", "publish a", "overhead b", "step"]
-    assert data["left"].tolist() == [0, 0.5, 0.78, 0.88, 0.94, 0.98, 0] and data["right"].tolist()[-2:] == [1, 1]
-    assert [mark.location for mark in plot.center if hasattr(mark, "location")] == [0.2, 0.82]  # floor, longest chain
+    parts = ["compute a", "compute b", "tail", "hop b", "publish a", "overhead b"]
+    assert data["name"] == [*parts, "step", "bandwidth floor", "longest chain"]
+    assert data["left"].tolist() == [0, 0.5, 0.78, 0.88, 0.94, 0.98, 0, 0, 0]
+    assert data["right"].tolist()[-4:] == [1, 1, 0.2, 0.82]
+    assert [mark.location for mark in plot.center if hasattr(mark, "location")] == [0.2, 0.82]
 
 
 def test_a_lane_that_was_busy_comes_before_producers_that_were_early():

@@ -72,9 +72,9 @@ def test_two_sources_worked_by_hand():
     plot = found.plot()
     data = plot.renderers[0].data_source.data
     assert plot.title.text == "before → after · change of the median step"
-    assert data["name"] == ["hop add", "compute add", "b"] and data["right"].tolist() == [115, 125, 125]
-    assert data["words"] == ["+15 ns", "+10 ns", "125 ns"]
-    assert found.plot("accounting").renderers[0].data_source.data["right"].tolist() == [112.5, 120, 125, 125]
+    assert data["name"] == ["a", "hop add", "compute add", "b"] and data["right"].tolist() == [100, 115, 125, 125]
+    assert data["words"] == ["100 ns", "+15 ns", "+10 ns", "125 ns"]
+    assert found.plot("accounting").renderers[0].data_source.data["right"].tolist() == [100, 112.5, 120, 125, 125]
     with pytest.raises(MkvizError, match="path or accounting"):
         found.plot("task")
 
