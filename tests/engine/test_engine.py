@@ -1,32 +1,22 @@
 """The engine: batching, queueing, stopping, failing.  The model is random and tiny, with the demo model's tokenizer."""
 
-import shutil
 import threading
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpoints import make_checkpoint
-from rows import demo_directory
+from serving import Watch, generate, make_model, params, prompt, text_of, tokens_of
 
 from engine.engine import Engine, StepFailed
 from engine.generator import EngineGenerator
-from engine.sampling import SamplingParams
 from mkviz.errors import MkvizError
 from mkviz.protocols import GenerateRequest
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model")
-    make_checkpoint(
-        directory, "cohere2_moe", vocab_size=8192, num_hidden_layers=2, sliding_window=20, tie_word_embeddings=False,
-        layer_types=["full_attention", "sliding_attention"], mlp_layer_types=["dense", "sparse"],
-    )  # fmt: skip
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(demo_directory() / name, directory)
-    return str(directory)
+    return make_model(tmp_path_factory.mktemp("model"))[0]
 
 
 @pytest.fixture
@@ -36,52 +26,6 @@ def engine(model):
     engine.close()
     assert engine.pool.free == engine.pool.total
     assert not [t for t in threading.enumerate() if t is engine._thread]
-
-
-def prompt(seed, length=None):
-    rng = np.random.default_rng(seed)
-    return rng.integers(10, 8192, length or rng.integers(1, 40)).tolist()
-
-
-def params(**settings):
-    return SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | settings)
-
-
-def generate(engine, tokens, **settings):
-    return list(engine.stream(engine.submit(tokens, params(**settings))))
-
-
-def tokens_of(pieces):
-    return [p.token for p in pieces if p.token >= 0]
-
-
-def text_of(pieces):
-    return "".join(p.text for p in pieces)
-
-
-class Watch:
-    """Sits before ``engine.backend.step``: keeps plans and every logits row by (request, position), and can hold steps up."""
-
-    def __init__(self, engine, held=False):
-        self.engine, self.step, self.plans, self.logits = engine, engine.backend.step, [], {}
-        self.go, self.waiting = threading.Event(), False
-        if not held:
-            self.go.set()
-        engine.backend.step = self
-
-    def __call__(self, plan):
-        self.waiting = True
-        assert self.go.wait(60)
-        requests = [s.request for s, _ in self.engine._running_step.rows]
-        result = self.step(plan)
-        where = zip(plan.sequence.tolist(), plan.position.tolist(), strict=True)
-        self.plans.append([(requests[owner], position) for owner, position in where])
-        for row in np.flatnonzero(plan.wants_logits):
-            self.logits[self.plans[-1][row]] = result.logits[row].tobytes()
-        return result
-
-    def of(self, request):
-        return {position: row for (r, position), row in self.logits.items() if r == request}
 
 
 # -- batching
