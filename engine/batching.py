@@ -1,7 +1,8 @@
 """Batcher: which requests run, and which of their tokens the next step computes.  Policy alone: it knows no model.
 
 *Order.*  Requests of one salt (API key) start in order of arrival; salts take turns.  Whoever's turn it is waits until there is
-room, and nobody passes, so that every request starts.  A preempted request comes before all that wait.
+room, and nobody passes, so that every request starts.  A preempted request comes before all that wait.  A salt misses its turn
+while a running request computes the very page that its next request would share: several answers to one prompt read it once.
 
 *Room.*  A request starts when the pool has pages for all the tokens it has now, besides those that running prompts still need
 and one more for each running request.  What it generates later is not reserved.  When a page is wanted and none is left, the
@@ -46,17 +47,16 @@ class Turns:
     def add(self, sequence: Sequence) -> None:
         self._queues.setdefault(sequence.salt, deque()).append(sequence)
 
-    def next(self) -> Sequence | None:
-        return next(iter(self), None)
+    def heads(self) -> Iterator[Sequence]:
+        """The next one of each salt, in turn."""
+        return (queue[0] for queue in self._queues.values())
 
-    def take(self) -> Sequence:
-        """Remove and return :meth:`next`; its salt goes to the end."""
-        salt, queue = next(iter(self._queues.items()))
-        sequence = queue.popleft()
-        del self._queues[salt]
+    def take(self, head: Sequence) -> None:
+        """Remove one of :meth:`heads`; its salt goes to the end."""
+        queue = self._queues.pop(head.salt)
+        queue.popleft()
         if queue:
-            self._queues[salt] = queue
-        return sequence
+            self._queues[head.salt] = queue
 
     def remove(self, sequence: Sequence) -> None:
         """Raises ValueError when it does not wait."""
@@ -146,26 +146,42 @@ class Batcher:
         """Start what there is room for; returns what was started."""
         started = []
         while len(self.running) < self.batch:
-            sequence = self.preempted[0] if self.preempted else self.waiting.next()
+            heads = self.preempted[:1] or (s for s in self.waiting.heads() if not self._is_being_computed(s))
+            sequence = next(iter(heads), None)
             if sequence is None or not self._give_pages(sequence):
                 break
             if self.preempted:
                 self.preempted.pop(0)
             else:
-                self.waiting.take()
+                self.waiting.take(sequence)
                 sequence.started, sequence.cached_tokens = time.monotonic_ns(), sequence.computed
             sequence.state = "prefill"
             self.running.append(sequence)
             started.append(sequence)
         return started
 
+    def _found(self, sequence: Sequence) -> list[int]:
+        """Pages of its beginning that are there already.  A row is left to compute: the logits of the last one are wanted."""
+        if not self.prefix_cache:
+            return []
+        extend_keys(sequence.keys, sequence.tokens, sequence.salt)
+        return self.pool.find(sequence.keys[: self._shareable(sequence)], self._first_needed)
+
+    @staticmethod
+    def _shareable(sequence: Sequence) -> int:
+        wanted = sequence.prompt_rows_wanted
+        return (wanted.start if wanted else len(sequence.tokens) - 1) // PAGE
+
+    def _is_being_computed(self, sequence: Sequence) -> bool:
+        """Whether the next page that it could share is just what a running request computes."""
+        at = len(self._found(sequence))
+        if not self.prefix_cache or at >= self._shareable(sequence):
+            return False
+        return any(s.keys[at : at + 1] == [sequence.keys[at]] and s.computed < (at + 1) * PAGE for s in self.running)
+
     def _give_pages(self, sequence: Sequence) -> bool:
         """Whether there is room; then the sequence holds the pages of its beginning that are there already."""
-        found = []
-        if self.prefix_cache:
-            extend_keys(sequence.keys, sequence.tokens, sequence.salt)
-            limit = sequence.prompt_rows_wanted.start if sequence.prompt_rows_wanted else len(sequence.tokens) - 1
-            found = self.pool.find(sequence.keys[: limit // PAGE], self._first_needed)
+        found = self._found(sequence)
         need = PagePool.pages_for(len(sequence.tokens)) - len(found)
         promised = sum(PagePool.pages_for(len(s.tokens)) - len(s.pages) + 1 for s in self.running)
         if need > self.pool.free - self.pool.idle_among(found) - promised:

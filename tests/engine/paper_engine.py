@@ -102,7 +102,7 @@ class Paper:
         sequence.ended = self.now
         self.ended.append(sequence)
 
-    def run(self, most=10_000) -> None:
+    def run(self, most=4_000) -> None:
         for _ in range(most):
             if not any(True for _ in self.batcher):
                 return

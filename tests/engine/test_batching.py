@@ -32,12 +32,21 @@ def test_salts_take_turns_and_each_is_served_by_arrival():
         turns.add(sequence)
     turns.remove(waiting[4])
     assert len(turns) == 7
-    taken = [turns.take() for _ in range(4)]
-    assert [s.request for s in taken] == [0, 5, 6, 1]
+    taken = []
+
+    def take(count):
+        for _ in range(count):
+            taken.append(next(turns.heads()))
+            turns.take(taken[-1])
+        return [s.request for s in taken[-count:]]
+
+    assert take(4) == [0, 5, 6, 1]
     late = paper.submit(tokens(9, 3), salt="d")
     turns.add(late)
-    assert [turns.take().request for _ in range(4)] == [2, late.request, 3, 7]
-    assert turns.next() is None and len(turns) == 0
+    assert take(3) == [2, late.request, 3]
+    assert list(turns.heads()) == list(turns) == [waiting[7]]
+    turns.take(waiting[7])
+    assert len(turns) == 0
     with pytest.raises(ValueError):
         turns.remove(late)
 
@@ -125,6 +134,22 @@ def test_a_conversation_goes_on_from_its_own_answer():
     twice = [off.submit(tokens(1, 100), 2) for _ in range(2)]
     off.run()
     assert [s.cached_tokens for s in twice] == [0, 0] and off.pool.idle == 0
+
+
+def test_answers_to_one_prompt_read_it_once():
+    """Four at once, and one of another salt that begins alike: the three others wait for the pages, the stranger does not."""
+    paper = Paper(pages=40, batch=8)
+    asked = [tokens(1, 300)] * 4
+    sequences = [paper.submit(t, 10) for t in asked]
+    stranger = paper.submit(tokens(1, 300), 10, salt="other")
+    shorter = paper.submit(tokens(1, 60), 10)  # it could share no page, but comes after those of its salt
+    paper.run()
+    assert [s.cached_tokens for s in sequences] == [0, 256, 256, 256]
+    assert stranger.cached_tokens == shorter.cached_tokens == 0
+    assert rows_of(paper, stranger)[0][0] == 0
+    assert all(s.tokens == t + answer(t, 10) for s, t in zip(sequences, asked, strict=True))
+    computed = sum(n for _, _, n in (row for step in paper.steps for row in step) if n)
+    assert computed == 300 + 3 * 44 + 300 + 60 + 6 * 9
 
 
 def test_pages_behind_the_window_are_given_back():
