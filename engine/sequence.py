@@ -81,8 +81,9 @@ class Sequence:
 
     def info(self) -> RequestInfo:
         return RequestInfo(
-            self.request, self.state, time.monotonic_ns(), self.prompt_tokens, self.generated, self.prompt, self.finish_reason
-        )
+            self.request, self.state, time.monotonic_ns(), self.prompt_tokens, self.generated, self.prompt, self.finish_reason,
+            self.label, self.cached_tokens,
+        )  # fmt: skip
 
     def adjusted(self, logits: np.ndarray, eos: tuple[int, ...]) -> np.ndarray:
         """What the next token is picked from, of the model's f32[vocab] logits.  Raises MkvizError when nothing is allowed."""

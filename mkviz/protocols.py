@@ -57,7 +57,8 @@ class RequestInfo:
     """State of a request; sent again whenever it changes.
 
     ``state``: queued, prefill, decode, then done, stopped or failed.  From prefill or decode it may become preempted: its pages
-    were needed, and it begins at prefill again with all the tokens it has.
+    were needed, and it begins at prefill again with all the tokens it has.  ``time``: ns of the host's monotonic clock.
+    ``label``: what its sender knows it by; ``cached``: tokens of the prompt that were found computed.
     """
 
     request: int
@@ -67,6 +68,8 @@ class RequestInfo:
     generated: int = 0
     prompt: str = ""
     finish_reason: str = ""
+    label: str = ""
+    cached: int = 0
 
 
 class Sink(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +42,7 @@ class Snapshot:
     ``op`` u8 (index into ``ops``), ``fill`` u8, ``flags`` u8, ``last_chunk`` u32 (ns from begin until math saw the task's last
     bytes, from its level-2 record; NO_CHUNK without one).  Step c of the C kept steps owns, for lane l, the rows
     ``lane_ptr[c, l]:lane_ptr[c, l+1]``, ascending by begin.  ``steps`` is STEP[C]; ``infos`` the C ``StepInfo``.
+    ``requests``: each one's state now, ``changes``: all its states, first to last.
     Views show times since ``origin`` (ns), which stays the same for the life of a source.
     """
 
@@ -66,6 +67,7 @@ class Snapshot:
     infos: list[StepInfo]
     tokens: list[TokenInfo]
     requests: dict[int, RequestInfo]
+    changes: dict[int, tuple[RequestInfo, ...]] = field(default_factory=dict)
     lost_records: int = 0
     lost_steps: int = 0
     dropped_records: int = 0
@@ -126,7 +128,7 @@ class LiveStore:
         self._lanes = 0
         self._origin: int | None = None
         self._tokens: deque[TokenInfo] = deque(maxlen=KEPT_TOKENS)
-        self._requests: dict[int, RequestInfo] = {}
+        self._changes: dict[int, tuple[RequestInfo, ...]] = {}
         self._lost_records = self._lost_steps = self._dropped_records = self._dropped_steps = self._skipped = 0
         self._closed, self._complete = False, True
         self._columns = {name: np.empty(0, t) for name, t in COLUMNS.items()}
@@ -157,7 +159,8 @@ class LiveStore:
                     self._version, self._lanes, self._origin or 0, tuple(self._ops), dict(self._graphs),
                     **{name: column[: self._fill] for name, column in self._columns.items()},
                     lane_ptr=self._lane_ptr[steps], steps=self._steps[steps], infos=list(self._infos),
-                    tokens=list(self._tokens), requests=dict(self._requests),
+                    tokens=list(self._tokens), changes=dict(self._changes),
+                    requests={number: changes[-1] for number, changes in self._changes.items()},
                     lost_records=self._lost_records, lost_steps=self._lost_steps,
                     dropped_records=self._dropped_records, dropped_steps=self._dropped_steps, skipped=self._skipped,
                     closed=self._closed, complete=self._complete,
@@ -224,9 +227,9 @@ class LiveStore:
 
     def request(self, info: RequestInfo) -> None:
         with self._lock:
-            self._requests[info.request] = info
-            while len(self._requests) > KEPT_REQUESTS:
-                self._requests.pop(next(iter(self._requests)))
+            self._changes[info.request] = (*self._changes.get(info.request, ()), info)
+            while len(self._changes) > KEPT_REQUESTS:
+                self._changes.pop(next(iter(self._changes)))
             self._version += 1
 
     def lost(self, records: int, steps: int = 0) -> None:

@@ -47,7 +47,7 @@ TABLES: dict[str, pa.Schema] = {
         # one row for each change of a request's state
         "requests": {
             "request": pa.int64(), "state": _word, "time": pa.int64(), "prompt_tokens": pa.int32(), "generated": pa.int32(),
-            "prompt": pa.string(), "finish_reason": _word,
+            "prompt": pa.string(), "finish_reason": _word, "label": pa.string(), "cached": pa.int32(),
         },
         "tokens": {
             "request": pa.int64(), "index": pa.int32(), "token": pa.int32(), "text": pa.string(), "step": pa.int64(),

@@ -124,7 +124,7 @@ class TraceWriter:
 
     def request(self, info: RequestInfo) -> None:
         self._append("requests", (info.request, info.state, info.time, info.prompt_tokens, info.generated, info.prompt,
-                                  info.finish_reason))  # fmt: skip
+                                  info.finish_reason, info.label, info.cached))  # fmt: skip
 
     def lost(self, records: int, steps: int = 0) -> None:
         with self._changed:
