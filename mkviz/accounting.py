@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 
 KINDS = ("compute", "wait", "starved", "overhead", "tail", "unknown")
 KEYS = ("step", "sm", "op", "layer")
+LARGE = 1 << 20  # records: beyond, loading what is compiled for them pays
 ROLES = ("loader", "feeder", "storer")  # beside math, whose time the kinds are of
+NOTES = {
+    "waits": "wait is what was idle until ready, whatever it was idle for",
+    "bytes": "what starved is counted as overhead",
+    "lost": "unknown as a whole",
+}
 ENTRY = np.dtype([
     ("step", "<i8"), ("sm", "<i4"), ("op", "<i4"), ("layer", "<i4"), *((name, "<i8") for name in (*KINDS, *ROLES)),
 ])  # fmt: skip
 """SM time (ns) of a step, SM, op and layer, by kind, and how long each other role had one of these tasks in hand.  ``op`` is an
 index into ``Account.ops``; -1, with layer -1, for what belongs to no task: the tail of a lane, and the unknown after its last
-sound record."""
+sound record.  ``step`` is -1 in the sums over all steps of a large capture."""
 
 
 @dataclass
@@ -72,6 +78,8 @@ class Account:
         for key in by:
             if key not in KEYS:
                 raise MkvizError(f"accounting by {key!r}", f"any of {', '.join(KEYS)}")
+        if "step" in by and self.steps and (self.entries["step"] == -1).all():
+            raise MkvizError("a large capture is accounted for over all of its steps", "name some of them: account(…, steps=…)")
         frame = pd.DataFrame({name: self.entries[name] for name in (*by, *names)})
         if not by:
             return frame.sum().to_frame().T
@@ -93,6 +101,7 @@ class Account:
 
 def account(source: Snapshot | Source | Trace | str | Path, steps=None) -> Account:
     """Account for all steps of a snapshot, a source, a trace or the trace at a path, or for some (``steps``: one or several).
+    All steps of a trace of more than LARGE records are added up at once (:mod:`mkviz.tally`): then there is no frame by step.
 
     Raises MkvizError for a trace that was cut to some SMs, ops or times (idle cannot be told from left out there), a step that
     is not there, and SM time beyond 2^63 ns.
@@ -102,6 +111,10 @@ def account(source: Snapshot | Source | Trace | str | Path, steps=None) -> Accou
 
         source = Trace.open(source)
     refuse_thinned(source)
+    if steps is None and is_large(source):
+        from mkviz.tally import tally
+
+        return tally(source).account(source.label)
     ops: dict[str, int] = {}
     parts, faults, sm_time = [], Faults(), 0
     for step in steps_of(source, steps):
@@ -110,13 +123,14 @@ def account(source: Snapshot | Source | Trace | str | Path, steps=None) -> Accou
         sm_time += step.sm_time
     if sm_time > MOST_NS:
         raise MkvizError(f"{faults.steps} steps of {sm_time} ns of SM time", "fewer steps, of 2^63 ns together")
-    notes = faults.notes(
-        waits="wait is what was idle until ready, whatever it was idle for",
-        bytes="what starved is counted as overhead",
-        lost="unknown as a whole",
-    )
+    notes = faults.notes(**NOTES)
     entries = np.concatenate(parts) if parts else np.zeros(0, ENTRY)
     return Account(getattr(source, "label", ""), faults.steps, sm_time, tuple(ops), entries, faults.counts, notes)
+
+
+def is_large(source) -> bool:
+    """Whether it is a trace of more than LARGE records."""
+    return getattr(source, "meta", {}).get("rows", {}).get("records", 0) > LARGE
 
 
 def refuse_thinned(source) -> None:

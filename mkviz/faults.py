@@ -24,10 +24,10 @@ class Faults:
     *clipped* (not all within their step).  ``steps`` were seen, ``lossy`` of them had lost records.
     """
 
-    def __init__(self):
+    def __init__(self, steps: int = 0, lossy: int = 0, waits: bool = False, bytes: bool = False):
         self.counts = dict.fromkeys(FAULTS, 0)
-        self.steps = self.lossy = 0
-        self._waits = self._bytes = False
+        self.steps, self.lossy = steps, lossy
+        self._waits, self._bytes = waits, bytes
 
     def add(self, step: StepRecords) -> None:
         self.steps += 1

@@ -195,15 +195,15 @@ def _of_snapshot(snapshot: Snapshot, steps) -> Iterator[StepRecords]:
 def _of_trace(trace: Trace, steps) -> Iterator[StepRecords]:
     from mkviz.trace.selection import Selection
 
-    stand_in = None
+    graphless = None
     for info, events in trace.walk(Selection.of(trace, steps, None, None, None)):
         graph = trace.graphs.get(info.graph)
         if graph is None:
-            graph = stand_in = stand_in or _stand_in(trace)
+            graph = graphless = graphless or stand_in(trace)
         yield of_events(info, events, *graph)
 
 
-def _stand_in(trace: Trace) -> tuple[Graph, Schedule]:
+def stand_in(trace: Trace) -> tuple[Graph, Schedule]:
     """For steps without a graph: tasks of one op that depend on nothing, on as many SMs as the records name."""
     records = trace.table("records", ["sm", "task"])
     sms, tasks = (int(records[name].to_numpy().astype(np.int64).max(initial=-1)) + 1 for name in ("sm", "task"))

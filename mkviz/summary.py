@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkviz.accounting import KINDS, charge_lanes
+from mkviz.accounting import KINDS, charge_lanes, is_large
 from mkviz.blame import Blame, blame
 from mkviz.faults import Faults
 from mkviz.machine import named_in
@@ -177,9 +177,15 @@ def summarise(trace: Trace) -> Summary:
     steps = {name: table[name].to_numpy().astype(np.int64) for name in table.column_names}
     parts = [trace.meta, *trace.meta.get("merged", [])]
     thinned = any((part.get("slice") or {}).get(name) for part in parts for name in ("time", "sms", "ops"))
-    account = Account(trace, steps)
-    for events in _whole_steps(trace.batches()):
-        account.add(events)
+    if is_large(trace):
+        from mkviz.tally import tally
+
+        account = tally(trace, roles=False)
+        steps |= account.table
+    else:
+        account = Account(trace, steps)
+        for events in _whole_steps(trace.batches()):
+            account.add(events)
     whole = steps["lost"] == 0
     ns = (steps["end"] - steps["begin"])[whole]
     rows = trace.table("rows", ["step", "kind"])

@@ -139,6 +139,24 @@ class Trace:
                     if len(events):
                         yield events
 
+    def columns(self, names: Sequence[str], steps: tuple[int, int] | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """The named columns of the records, in pieces, each of one row group; ``steps`` (first, last): only what is of those.
+        Needs no memory but for the piece, and no copy where all of it is wanted."""
+        span = Selection() if steps is None else Selection(steps=np.array(steps, np.int64))
+        names = list(dict.fromkeys(["step", *names]))
+        for file in self._segments("records"):
+            for group in range(file.num_row_groups):
+                if steps is not None and not span.may_span(file.metadata.row_group(group)):
+                    continue
+                table = self._read(file, group, names)
+                found = {name: table[name].to_numpy() for name in names}
+                if steps is not None and len(table):
+                    inside = (found["step"] >= steps[0]) & (found["step"] <= steps[1])
+                    if not inside.all():
+                        found = {name: values[inside] for name, values in found.items()}
+                if len(found["step"]):
+                    yield found
+
     def walk(self, selection: Selection) -> Iterator[tuple[StepInfo, np.ndarray]]:
         """(step, its events) of a selection, ascending; steps of which it holds no event come with none."""
         infos = {info.step: info for info in self.infos()}

@@ -53,11 +53,7 @@ class Selection:
 
     def may_hold(self, group) -> bool:
         """False when the statistics of a Parquet row group say that none of its rows is wanted."""
-        bounds = {}
-        for i in range(group.num_columns):
-            column = group.column(i)
-            if column.statistics is not None and column.statistics.has_min_max:
-                bounds[column.path_in_schema] = column.statistics.min, column.statistics.max
+        bounds = _bounds(group)
         for name, numbers in (("step", self.steps), ("sm", self.sms)):
             if numbers is not None and name in bounds:
                 low, high = np.searchsorted(numbers, bounds[name][0]), np.searchsorted(numbers, bounds[name][1], "right")
@@ -66,6 +62,11 @@ class Selection:
         if self.time is not None and {"claim", "publish"} <= bounds.keys():
             return bounds["claim"][0] < self.time[1] and bounds["publish"][1] >= self.time[0]
         return True
+
+    def may_span(self, group) -> bool:
+        """The same for all steps from the first to the last of ``steps``."""
+        low, high = _bounds(group).get("step", (self.steps[0], self.steps[-1]))
+        return low <= self.steps[-1] and high >= self.steps[0]
 
     def mask(self, events: np.ndarray) -> np.ndarray | None:
         """bool[k] of the events that are wanted; None: all."""
@@ -88,6 +89,16 @@ class Selection:
             mine = graph == i
             out[mine] = wanted[events["task"][mine]]
         return out
+
+
+def _bounds(group) -> dict[str, tuple[int, int]]:
+    """{column: (least, most)} of a Parquet row group, of those that have statistics."""
+    bounds = {}
+    for i in range(group.num_columns):
+        column = group.column(i)
+        if column.statistics is not None and column.statistics.has_min_max:
+            bounds[column.path_in_schema] = column.statistics.min, column.statistics.max
+    return bounds
 
 
 def _numbers(name: str, value) -> np.ndarray | None:

@@ -1,0 +1,140 @@
+"""Speed of the analyses against the size of a capture: opening, summary, accounting and the others, with their peak memory.
+
+    python benchmarks/analyses.py make /tmp/captures 1 5 50      # simulated captures of so many million records
+    python benchmarks/analyses.py measure /tmp/captures/50M.mkt  # tests/evidence/analyses_50M.json
+
+Each analysis runs in a process of its own, which reads nothing before; the file is in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import mkviz
+
+RECORDING = Path(mkviz.__file__).parent / "recordings" / "h200-north-mini-code-6-layers-8K.mkt.zip"
+DIFFERENT = 64  # simulated steps that a capture is tiled of, each with costs of its own
+SPREAD = 0.2  # their costs are the machine's, times a normal number around 1
+
+
+def make(path: Path, records: int) -> None:
+    """A capture of the recording's graph: every step is one of DIFFERENT simulated ones, 3 µs after the one before."""
+    from mkviz.costs import COSTS_OF_TASK, Costs
+    from mkviz.machine import H200
+    from mkviz.protocols import Row, StepInfo, TokenInfo
+    from mkviz.simulator import simulate
+    from mkviz.trace import Trace, TraceWriter
+
+    graph, schedule = next(iter(Trace.open(RECORDING).graphs.values()))
+    rng = np.random.default_rng(0)
+    steps, base = [], Costs.of_machine(graph, H200)
+    for _ in range(DIFFERENT):
+        spread = {name: np.maximum(1, getattr(base, name) * rng.normal(1, SPREAD, len(graph))).astype(np.int64)
+                  for name in COSTS_OF_TASK}  # fmt: skip
+        steps.append(simulate(graph, schedule, H200, costs=Costs(**spread)))
+    writer = TraceWriter(path, kind="simulated", device=H200.name, overwrite=True, segment_records=1 << 21)
+    writer.graph(0, graph, schedule)
+    now = 10**9
+    for number in range(-(-records // len(graph))):
+        step = steps[int(rng.integers(DIFFERENT))]
+        events = step.events.copy()
+        events["step"] = number
+        for name in ("claim", "ready", "begin", "end", "publish"):
+            events[name] += now
+        writer.step(StepInfo(number, 0, now, now + step.makespan, [Row(0, 0, number, 1, "decode")]), events)
+        writer.token(TokenInfo(0, number, 1, "a", number, now + step.makespan))
+        now += step.makespan + 3000
+    writer.close()
+    if writer.error:
+        raise SystemExit(writer.error)
+
+
+def _open(path):
+    from mkviz.trace import Trace
+
+    trace = Trace.open(path)
+    return f"{len(trace.steps)} steps, {len(trace.graphs)} graphs"
+
+
+def _summary(path):
+    from mkviz.summary import summarise
+    from mkviz.trace import Trace
+
+    return summarise(Trace.open(path)).shares
+
+
+def _accounting(path):
+    from mkviz.accounting import account
+
+    return account(path).totals
+
+
+def _blame(path):
+    from mkviz.blame import blame
+
+    return blame(path, 3).totals
+
+
+ANALYSES = {"open": _open, "summary": _summary, "accounting": _accounting, "blame of a step": _blame}
+
+
+def measure(path: Path, only: list[str]) -> dict:
+    """{analysis: {"s": wall seconds of the call, "peak_mb": of its process}}; imports are not counted."""
+    found = {}
+    for name in only or ANALYSES:
+        out = subprocess.run([sys.executable, __file__, "one", str(path), name], capture_output=True, text=True, check=False)
+        found[name] = json.loads(out.stdout.splitlines()[-1]) if out.returncode == 0 else {"failed": out.stderr[-300:]}
+        print(name, found[name], file=sys.stderr, flush=True)
+    return found
+
+
+def one(path: Path, name: str) -> dict:
+    import pandas  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+
+    import mkviz.summary  # noqa: F401
+
+    begin = time.perf_counter()
+    ANALYSES[name](path)
+    seconds = time.perf_counter() - begin
+    return {"s": round(seconds, 3), "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True)
+    p = actions.add_parser("make")
+    p.add_argument("folder", type=Path)
+    p.add_argument("millions", type=float, nargs="+")
+    for action in ("measure", "one"):
+        p = actions.add_parser(action)
+        p.add_argument("capture", type=Path)
+        p.add_argument("analysis", nargs="*" if action == "measure" else None)
+    args = parser.parse_args()
+    if args.action == "make":
+        args.folder.mkdir(parents=True, exist_ok=True)
+        for millions in args.millions:
+            make(args.folder / f"{millions:g}M.mkt", int(millions * 1e6))
+    elif args.action == "one":
+        print(json.dumps(one(args.capture, args.analysis)))
+    else:
+        import evidence
+
+        files = [f for f in args.capture.iterdir() if f.suffix == ".parquet"]
+        figures = {"records": json.loads((args.capture / "meta.json").read_text())["rows"]["records"],
+                   "disk_mb": round(sum(f.stat().st_size for f in files) / 1e6), "cores": os.cpu_count(),
+                   "analyses": measure(args.capture, args.analysis)}  # fmt: skip
+        evidence.write(f"analyses_{args.capture.stem}", figures, notes="wall seconds; file in the page cache; imports before")
+
+
+if __name__ == "__main__":
+    main()
