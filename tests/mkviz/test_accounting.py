@@ -8,7 +8,7 @@ from mkviz.accounting import KINDS, account, charge
 from mkviz.errors import MkvizError
 from mkviz.graph import GraphBuilder
 from mkviz.protocols import StepInfo
-from mkviz.record import EVENT, FLAG_BYTES_LAST, FLAG_SATURATED, KIND_SKIPPED
+from mkviz.record import EVENT, FLAG_BYTES_LAST, FLAG_SATURATED, KIND_PHASES, KIND_SKIPPED
 from mkviz.schedule import Schedule
 from mkviz.store import LiveStore
 from mkviz.trace import Trace, TraceWriter
@@ -75,6 +75,42 @@ def test_a_step_worked_by_hand(base):
     assert a.frame()["sm_time"].tolist() == [220]
     with pytest.raises(MkvizError, match="'role'"):
         a.frame("role")
+
+
+def test_what_other_roles_had_in_hand_counts_once():
+    """Loader from claim to begin: 0 to 20 and 10 to 60, of which 10 to 20 are the first one's; feeder 15 to 20 and 18 to 60;
+    storer 40 to 85 and 80 to 90.  Level 2 knows that the second one's bytes were there 5 ns after its begin."""
+    builder = GraphBuilder("roles", ["load", "add"])
+    for op in ("load", "load", "add"):
+        builder.task(op, bytes=100 * (op == "load"))
+    rows = [(0, 0, 15, 20, 40, 85, 0, 0), (1, 0, 18, 60, 80, 90, 0, 10), (2, 1, 0, 0, 30, 30, 0, 0)]
+    step = step_of(builder.build(), 2, rows, 0, 100)
+    store = LiveStore("made by hand")
+    store.graph(0, step.graph, Schedule.from_lists([[], []], range(3)))
+    store.step(StepInfo(0, 0, 0, 100), step.events)
+    phase = step.events[1:2].copy()
+    phase["flags"], phase["publish"], phase["step"] = KIND_PHASES, 65, 1
+    events = step.events.copy()
+    events["step"] = 1
+    store.step(StepInfo(1, 0, 0, 100), np.concatenate([events, phase]))
+    roles = account(store, 0).roles("op").set_index("op")
+    assert roles.loc["load"].tolist() == [20 + 40, 5 + 40, 20 + 20, 45 + 5] and roles.loc["add"].tolist() == [0, 0, 30, 0]
+    assert account(store, 1).roles()["loader"].tolist() == [20 + 45]
+    assert account(store).roles("sm")[["sm", "math"]].values.tolist() == [[0, 80], [1, 60]]
+
+
+def test_bars_of_sm_time(monkeypatch):
+    plot = account(Steps(hand())).plot()
+    assert plot.title.text == "made by hand · SM time by kind" and plot.yaxis.axis_label == "SM time (ns)"
+    data = plot.renderers[0].data_source.data
+    assert list(data["op"]) == ["add", "(no task)", "load"] and data["compute"].tolist() == [60, 0, 40]
+    by_layer = account(Steps(hand())).plot("layer", dark=True)
+    assert by_layer.renderers[0].data_source.data["layer"].tolist() == [-1, 0, 1]
+    monkeypatch.setattr("mkviz.plots.MOST_PLACES", 20)
+    many = account(Steps(*(hand(base=200 * k) for k in range(30)))).plot("step")
+    data = many.renderers[0].data_source.data  # two neighbours share a bar
+    assert len(data["step"]) == 15 and data["step"][:2].tolist() == [0.5, 2.5] and data["compute"][0] == 100
+    assert many.xaxis.axis_label == "step (mean of 2 neighbours)"
 
 
 def test_a_step_that_lost_a_record_is_unknown_as_a_whole():

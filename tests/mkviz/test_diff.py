@@ -29,11 +29,12 @@ def graph(tile=0, more=0):
 
 
 def tell(sink, times, of=None, rows=1, lost=()):
-    """Steps on two SMs: SM 0 loads for 40 ns, waits until the first time and adds for the second one."""
+    """Steps on two SMs: SM 0 loads for 40 ns, waits until the first time and adds for the second one, the third one later."""
     of = of or graph()
     sink.graph(0, of, Schedule.from_lists([list(range(len(of))), []]))
-    for number, (wait, work) in enumerate(times):
-        step = step_of(of, 2, [(0, 0, 0, 0, 40), (1, 0, wait, wait, wait + work)], 0, wait + work, 1000 * number)
+    for number, (wait, work, *late) in enumerate(times):
+        begin = wait + sum(late)
+        step = step_of(of, 2, [(0, 0, 0, 0, 40), (1, 0, wait, begin, begin + work)], 0, begin + work, 1000 * number)
         events = step.events.copy()
         events["step"] = number
         info = StepInfo(number, 0, step.begin, step.end, [Row(r, 0, 0, 1, "decode") for r in range(rows)])
@@ -85,6 +86,11 @@ def test_the_median_step_and_what_is_certain():
     assert (found.b.step, found.b.ns, found.certain) == (1, 115, False)
     row = found.frame().iloc[0]  # medians over the steps of each task, not of the median step alone
     assert (row["compute_a"], row["compute_b"]) == (70, 75)
+
+
+def test_idle_time_of_a_task_is_whatever_it_began_late_for():
+    row = diff(store(A), store([(45, 60, 10)])).frame().iloc[0]
+    assert (row["op"], row["idle_a"], row["idle_b"], row["change"]) == ("add", 0, 5 + 10, 15)
 
 
 def test_groups_of_steps_of_one_source():

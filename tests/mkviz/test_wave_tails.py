@@ -51,6 +51,11 @@ def test_a_step_worked_by_hand(base):
     assert found.last("op", "task").values.tolist() == [["a", 1, 1, 80], ["b", 4, 1, 0]]
 
 
+def test_of_two_sms_the_first_to_finish_is_half():
+    found = tails(store_of_steps(step_of(graph(), 2, [(0, 0, 0, 0, 100), (1, 1, 0, 0, 60)], 0, 100)))
+    assert found.finishers[["sm", "late"]].tolist() == [(0, 40), (1, 0)]
+
+
 def test_gaps_within_an_op_and_what_filled_them():
     rows = [(0, 0, 0, 0, 50), (4, 0, 50, 50, 60), (1, 0, 80, 80, 100), (2, 1, 0, 0, 100)]
     found = tails(store_of_steps(step_of(graph(), 2, rows, 0, 100)))
