@@ -73,10 +73,13 @@ def _alpha(colour: str, alpha: float) -> str:
     return f"{colour}{round(255 * alpha):02x}"
 
 
-# of the strips, which show no ops: SMs in the tail, by themselves and paler above those that wait; how full the ring is; what is
-# read, on a light page and on a dark one
+# of the strips, which show no ops: SMs in the tail, by themselves and paler above those that wait; how full the ring is; what
+# is read, on a light page and on a dark one
 TAIL, RING, READS = HUES[5], HUES[2], (HUES[0], HUES[4])
 TAIL_ABOVE = _alpha(TAIL, 0.28)
+STATES = tuple(  # of a request, on a light page and on a dark one
+    {"queued": WAIT, "prefill": HUES[1], "decode": decode, "preempted": HUES[5]} for decode in (HUES[0], HUES[4])
+)
 
 
 def image_palette(colours: list[str]) -> tuple[list[str], int]:

@@ -49,7 +49,7 @@ class LiveView(Cell):
         panels.playhead.over([self.figure])
         panels.chat.param.update(model_name=generator.model, ready=True, height=height, width=TEXT_WIDTH, sizing_mode="fixed")
         left = pn.Column(
-            panels.stats, pn.pane.Bokeh(self.figure, sizing_mode="stretch_width", margin=0), panels.legend,
+            panels.stats, self.drawn(), panels.legend,
             panels.playhead.counters, panels.details, panels.table, sizing_mode="stretch_width",
         )  # fmt: skip
         self.layout = CellRow(left, panels.chat, sizing_mode="stretch_width")

@@ -6,13 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import panel as pn
 from bokeh.models import BoxAnnotation, Title
 
 from mkviz.dashboard.cell import Cell, CellColumn, CellSession
 from mkviz.dashboard.hub import Hub
 from mkviz.dashboard.strips import Bandwidth, Busy, Strip, Tails, Waits
-from mkviz.dashboard.theme import KIND_COLOURS
+from mkviz.dashboard.theme import KIND_COLOURS, theme_of
 from mkviz.protocols import Source
 from mkviz.store import store_of_trace
 
@@ -37,8 +36,7 @@ class TimelineView(Cell):
         self._open(height - BORDERS)
         panels.playhead.over([self.figure])
         self.layout = CellColumn(
-            pn.pane.Bokeh(self.figure, sizing_mode="stretch_width", margin=0),
-            panels.legend, panels.playhead.counters, panels.details, panels.table, sizing_mode="stretch_width",
+            self.drawn(), panels.legend, panels.playhead.counters, panels.details, panels.table, sizing_mode="stretch_width",
         )  # fmt: skip
         self.session.choose(source.label)
 
@@ -91,15 +89,17 @@ class StripView(Cell):
         panels.restyle = self._restyle(panels.restyle)
         panels.restyle(False, source.kind)
         self._open(height - BORDERS)
-        self.layout = CellColumn(
-            pn.pane.Bokeh(self.figure, sizing_mode="stretch_width", margin=0), panels.table, sizing_mode="stretch_width"
-        )
+        self.layout = CellColumn(self.drawn(), panels.table, sizing_mode="stretch_width")
         self.session.choose(source.label)
 
     def _restyle(self, restyle):
         def styled(dark: bool, kind: str) -> None:
             restyle(dark, kind)
             self.title.text_color = KIND_COLOURS[kind][dark]
+            theme = theme_of(dark)
+            self.figure.xaxis.update(
+                major_label_text_color=theme.faint, axis_line_color=theme.grid, major_tick_line_color=theme.grid
+            )
 
         return styled
 

@@ -6,16 +6,17 @@ from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
-import panel as pn
 from bokeh.models import Label
 
 from mkviz.dashboard import probe, range_card, role_bars
 from mkviz.dashboard.bar import Bar
 from mkviz.dashboard.chat import Chat
 from mkviz.dashboard.compare import Compare
+from mkviz.dashboard.html import Html
 from mkviz.dashboard.hub import DEFAULT_MODEL
 from mkviz.dashboard.legend import LegendBar
 from mkviz.dashboard.playhead import Playhead
+from mkviz.dashboard.request_lanes import RequestLanes
 from mkviz.dashboard.ring_strip import RingStrip
 from mkviz.dashboard.strips import Bandwidth, Busy, Minimap, Waits
 from mkviz.dashboard.tables import TABLES
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 RECENT_TOKENS = 32
 
 
-def _pane(css_class: str, **kwargs) -> pn.pane.HTML:
-    return pn.pane.HTML("", css_classes=[css_class], stylesheets=[asset("panels.css")], margin=0, **kwargs)
+def _pane(css_class: str, **kwargs) -> Html:
+    return Html("", css_classes=[css_class], stylesheets=[asset("panels.css")], margin=0, **kwargs)
 
 
 class Panels:
@@ -49,6 +50,7 @@ class Panels:
             self.bandwidth,
             RingStrip(self.timeline.x_range),
         ]
+        self.requests = RequestLanes(self.timeline.x_range)
         self.minimap = Minimap(self.timeline.x_range)
         self.compare = Compare(self.timeline.x_range)
         self.message = Label(
@@ -76,6 +78,7 @@ class Panels:
         self.tabs = Tabs(session.tabbed, sizing_mode="stretch_width", margin=(0, 0, 8, 0))
         self.legend = LegendBar(session.legend_clicked, sizing_mode="stretch_width", margin=(0, 0, 0, 8))
         self.compare.connect(session)
+        self.requests.connect(session)
         self.transport = Transport(lambda kind, value: asked(session, kind, value), margin=(0, 0, 0, 8))
         self.playhead.transport = self.transport
         timeline = self.timeline
@@ -86,7 +89,7 @@ class Panels:
     def restyle(self, dark: bool, kind: str) -> None:
         self.dark = dark
         self.timeline.restyle(dark, kind)
-        for part in (*self.strips, self.minimap, self.compare):
+        for part in (*self.strips, self.minimap, self.compare, self.requests):
             part.restyle(dark)
         self.message.text_color = theme_of(dark).faint
         self.chat.dark = dark
@@ -101,12 +104,14 @@ class Panels:
             if strip.root.visible:
                 strip.update(scene)
         self.minimap.reach(scene.snapshot)
+        self.requests.update(scene)
         self.show_pin(session)
         self.compare.draw(session)
 
     def clear(self) -> None:
         """Nothing of an earlier source stays."""
         self.timeline.clear()
+        self.requests.clear()
         for strip in self.strips:
             strip.source.data = {k: [] for k in strip.source.data}
         self.minimap.source.data = {k: [] for k in self.minimap.source.data}
@@ -163,6 +168,8 @@ class Panels:
             text += f" · {graph.name} · {snapshot.lanes} SMs"
             if snapshot.closed and not snapshot.complete:
                 text += " · incomplete"
+            if len(snapshot.steps) and (words := getattr(source, "words", "")):
+                text += f" · {words}"
         if text != self.timeline.title.text:
             self.timeline.title.text = text
             self.bandwidth.of(source.label)
@@ -219,7 +226,8 @@ class Panels:
             x0, x1 = session.range or (session.scene.x0, session.scene.x1)
             table = TABLES[session.tab](session.scene, x0, x1)
             self.rows_lead_to = table.goes_to
-            self.tabs.show(table, f"of the {'measured range' if session.range else 'view'}: {duration(x1 - x0)}")
+            words = f"of the {'measured range' if session.range else 'view'}: {duration(x1 - x0)}"
+            self.tabs.show(table, f"{words} · {table.caption}" if table.caption else words)
         self.tabs.chosen = session.tab
 
     def show_pin(self, session: Session) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from bokeh.models import Label, Range1d
 
+from mkviz import palette
 from mkviz.dashboard.lanes import words
 from mkviz.dashboard.strips import HEIGHT, Strip
 from mkviz.dashboard.theme import theme_of
@@ -38,7 +39,7 @@ class RingStrip(Strip):
         return "to 100 %"
 
     def colour(self, dark):
-        return "#009E73"
+        return palette.RING
 
     def restyle(self, dark):
         super().restyle(dark)

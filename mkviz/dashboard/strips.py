@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, RangeTool, Span
 
-from mkviz import lod
+from mkviz import lod, palette
 from mkviz.dashboard.theme import theme_of
 from mkviz.dashboard.timeline import bare_figure
 from mkviz.machine import named_in
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from mkviz.store import Snapshot
 
 HEIGHT = 58
-TAIL = "#D55E00"
 MINIMAP_COLUMNS = 800
 
 
@@ -104,17 +103,13 @@ class Waits(Strip):
     def __init__(self, x_range: Range1d):
         super().__init__(x_range)
         self.tail_source = ColumnDataSource({"x": [], "y1": [], "y2": []})
-        self.tail = self.root.varea(x="x", y1="y1", y2="y2", source=self.tail_source, fill_alpha=0.28)
+        self.tail = self.root.varea(x="x", y1="y1", y2="y2", source=self.tail_source, fill_color=palette.TAIL_ABOVE)
 
     def values(self, scene):
         return scene.image.waiting_lanes
 
     def colour(self, dark):
         return theme_of(dark).wait
-
-    def restyle(self, dark):
-        super().restyle(dark)
-        self.tail.glyph.fill_color = TAIL
 
     def update(self, scene):
         super().update(scene)
@@ -132,7 +127,7 @@ class Tails(Strip):
         return scene.image.tail_lanes
 
     def colour(self, dark):
-        return TAIL
+        return palette.TAIL
 
 
 class Bandwidth(Strip):
@@ -165,7 +160,7 @@ class Bandwidth(Strip):
         return scene.image.rate
 
     def colour(self, dark):
-        return "#56B4E9" if dark else "#0072B2"
+        return palette.READS[dark]
 
     def restyle(self, dark):
         super().restyle(dark)

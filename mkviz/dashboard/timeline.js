@@ -11,8 +11,11 @@
 const THROTTLE = 60
 sparingly()
 const pages = (window.mkviz ??= {})
-const current = (pages[frame.id] ??= setUp())
-current.apply()
+if (pages[frame.id]?.plot !== plot) {  // a notebook's cell that was run again shows the same models, drawn anew
+  pages[frame.id]?.close()
+  pages[frame.id] = setUp()
+}
+pages[frame.id].apply()
 
 // Bokeh writes the style sheet of every renderer whenever a plot is painted, and each next look at a style then restyles the page:
 // sheets that say what they said before are left alone (a notch of the wheel: 87 restyles become 13)
@@ -21,6 +24,16 @@ function sparingly() {
   if (update.sparing) return
   sheet._update = function (css) { if (css !== this.el.textContent) update.call(this, css) }
   sheet._update.sparing = true
+}
+
+// Panel's half of a notebook's channel tells the kernel whatever changes, even what the kernel has just sent: every frame would go
+// back, and an old one could take the place of a newer one there.  Only what changes here is told.
+function oneWay(manager) {
+  const channel = Object.getPrototypeOf(manager), changed = channel._document_changed, acknowledged = channel.on_ack
+  if (changed.oneWay) return
+  channel._document_changed = function (event) { if (event.sync !== false) changed.call(this, event) }
+  channel._document_changed.oneWay = true
+  channel.on_ack = function (message) { this.answered ||= "content" in message; acknowledged.call(this, message) }  // or feigned
 }
 
 function setUp() {
@@ -221,6 +234,19 @@ function setUp() {
     themes.observe(document.body, {attributes: true, attributeFilter: ["data-jp-theme-light"]})
     abort.signal.addEventListener("abort", () => themes.disconnect())
     tell()
+    const manager = plot.document.roots().find((root) => root.type === "panel.models.comm_manager.CommManager")
+    if (manager?._client_comm) {  // absent where no kernel is
+      oneWay(manager)
+      // while the kernel is busy, what is said may overtake the word that opens the channel, and is lost: it is said again, last
+      // after the first answer
+      const again = setInterval(() => {
+        if (!manager.answered && Date.now() <= manager._timeout) return
+        if (manager.answered) clearInterval(again)
+        tell()
+        send()
+      }, 500)
+      abort.signal.addEventListener("abort", () => clearInterval(again))
+    }
   }
 
   // help
@@ -245,5 +271,5 @@ function setUp() {
     tooltip.remove()
     help.remove()
   }
-  return {state, apply, moved, tipped, close, help, range, box, share_of_lanes}
+  return {plot, state, apply, moved, tipped, close, help, range, box, share_of_lanes}
 }

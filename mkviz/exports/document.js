@@ -199,8 +199,8 @@ function draw() {
   const power = 10 ** Math.floor(Math.log10(most || 1)), scale = [1, 2, 3, 4, 6, 8, 10].map((m) => m * power).find((v) => v >= most) ?? 1
   const strips = [
     ["busy SMs", `of ${lanes}`, lanes, [[sums(seen.busy), colour.busy]]],
-    ["waiting", `of ${lanes}`, lanes, [[waiting.map((w, j) => w + seen.tail[j]), "#D55E0048"], [waiting, colour.wait]]],
-    ["reads to", scale >= 1000 ? `${scale / 1000} TB/s` : `${scale} GB/s`, scale, [[seen.rate, dark ? "#56B4E9" : "#0072B2"]]],
+    ["waiting", `of ${lanes}`, lanes, [[waiting.map((w, j) => w + seen.tail[j]), about.tail], [waiting, colour.wait]]],
+    ["reads to", scale >= 1000 ? `${scale / 1000} TB/s` : `${scale} GB/s`, scale, [[seen.rate, about.reads[dark ? 1 : 0]]]],
   ]
   strips.forEach(([name, reach, limit, areas], k) => {
     const y = top + height + AXIS + k * (STRIP + GAP)

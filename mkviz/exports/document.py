@@ -39,7 +39,8 @@ def document(excerpt: Excerpt) -> bytes:
         "ops": snapshot.ops, "colours": palette.op_colours(snapshot.ops),
         "inks": [palette.ink(c) for c in palette.op_colours(snapshot.ops)],
         "palette": table, "levels": levels, "wait_base": palette.WAIT_BASE, "wait_levels": palette.WAIT_LEVELS,
-        "wait_wins": palette.WAIT_WINS, "counters": _counters(snapshot)[1], "columns": described,
+        "wait_wins": palette.WAIT_WINS, "wait": palette.WAIT, "tail": palette.TAIL_ABOVE, "reads": palette.READS,
+        "counters": _counters(snapshot)[1], "columns": described,
         "themes": {"light": vars(LIGHT), "dark": vars(DARK)}, "dark": excerpt.look.dark,
         "hidden": sorted(excerpt.look.hidden),
     }  # fmt: skip

@@ -120,16 +120,15 @@ def _draw_strips(strips: list[Axes], scene: Scene, theme: Theme) -> None:
     x = (frame.x0 + frame.dx * (np.arange(frame.cols) + 0.5)) / 1000
     most = float(frame.rate.max(initial=0)) or 1.0
     reach = f"{most / 1000:.2f} TB/s" if most >= 1000 else f"{most:.3g} GB/s"
-    reads = "#56B4E9" if scene.look.dark else "#0072B2"
     rows = [
-        (f"busy SMs\nof {lanes}", lanes, [(0, frame.busy_lanes, theme.busy, 1.0)]),
-        (f"waiting\nof {lanes}", lanes, [(0, frame.waiting_lanes, theme.wait, 1.0),
-                                         (frame.waiting_lanes, frame.waiting_lanes + frame.tail_lanes, "#D55E00", 0.28)]),
-        (f"reads to\n{reach}", most, [(0, frame.rate, reads, 1.0)]),
+        (f"busy SMs\nof {lanes}", lanes, [(0, frame.busy_lanes, theme.busy)]),
+        (f"waiting\nof {lanes}", lanes, [(0, frame.waiting_lanes, theme.wait),
+                                         (frame.waiting_lanes, frame.waiting_lanes + frame.tail_lanes, palette.TAIL_ABOVE)]),
+        (f"reads to\n{reach}", most, [(0, frame.rate, palette.READS[scene.look.dark])]),
     ]  # fmt: skip
     for axes, (name, top, areas) in zip(strips, rows, strict=True):
-        for low, high, colour, alpha in areas:
-            axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
+        for low, high, colour in areas:
+            axes.fill_between(x, low, high, color=colour, linewidth=0)
         axes.set(ylim=(0, 1.05 * top), xticks=[], yticks=[top / 2], yticklabels=[name])
         axes.spines[:].set_visible(True)
 

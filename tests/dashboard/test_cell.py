@@ -1,14 +1,15 @@
 """Views as objects: what a notebook's cell shows, and that they answer the browser's half of their channel."""
 
 import asyncio
+import json
+import sys
 import time
 from threading import Thread, get_ident
+from unittest.mock import Mock
 
 import numpy as np
 import panel as pn
 import pytest
-from bokeh.models import ImportedStyleSheet
-from bokeh.models.ui import UIElement
 from replay_generator import ReplayGenerator
 
 import mkviz
@@ -57,12 +58,10 @@ def command(view, name, x=0.0, y=0.0, text=""):
     told(view, "command").data = {"n": [1], "name": [name], "x": [x], "y": [y], "text": [text]}
 
 
-def look(view, x0, x1):
+def look(view, x0, x1, n=1):
     """The browser says that it shows x0 to x1 µs."""
-    moves = told(view, "frame").data["moves"]
-    told(view, "view").data = {
-        "x0": [x0], "x1": [x1], "width": [800], "height": [300], "follow": [0], "moves": moves, "n": [1]
-    }  # fmt: skip
+    model, attribute, value = seen(view, x0, x1, n)
+    setattr(model, attribute, value)
 
 
 def columns(view, *names):
@@ -91,44 +90,113 @@ def test_a_path_or_a_source_will_do(trace, of):
     assert figure(view).title.text.startswith("simulated two" if of == "source" else "recorded (cpu)")
 
 
-def test_a_new_view_is_answered_and_pushed(trace, monkeypatch):
-    """Raw Bokeh models reach a notebook only by a push."""
-    pushed = []
-    monkeypatch.setattr(cell.pn.io, "push_notebook", pushed.append)
-    view = mkviz.timeline(trace)
-    look(view, 0.34, 0.36)
-    assert pushed == [view.layout]
-    assert columns(view, "left", "right", "y", "color").data["left"].tolist() == [0.35]  # the other lies outside now
+class Shown:
+    """A view as the value of a cell: its ``html``; ``hear`` a message of the browser; ``changes``: (model, attribute) sent."""
+
+    def __init__(self, view):
+        (bundle, _), layout = view.layout._repr_mimebundle_(), view.layout
+        self.html = bundle["text/html"]
+        (ref,) = layout._models
+        comm, self.client = layout._comms[ref]
+        self.sent = []
+        comm._comm, comm.send = True, lambda data=None, metadata=None, buffers=(): self.sent.append(data)
+        self.client._on_error = self.failed = Mock()
+
+    def hear(self, *changes):
+        """All in one message: (model, attribute, new value)."""
+        events = [{"kind": "ModelChanged", "model": {"id": m.id}, "attr": attr, "new": new} for m, attr, new in changes]
+        header = {"msgid": "1", "msgtype": "PATCH-DOC"}
+        self.client._handle_msg({"header": header, "metadata": {}, "content": {"events": events}, "_buffers": {}})
+        self.failed.assert_not_called()
+
+    @property
+    def changes(self):
+        bodies = (json.loads(data) for data in self.sent if data)
+        return [(e["model"]["id"], e["attr"]) for b in bodies for e in b.get("events", ()) if "attr" in e]
 
 
-def test_styles_do_not_come_from_a_cdn(trace):
-    """Neither at first nor after a pane was written anew, which Panel would style from its CDN."""
+def seen(view, x0, x1, n=1):
+    """What the browser says of the range that it shows (µs), as a change of a model."""
+    return told(view, "view"), "data", {
+        "x0": [x0], "x1": [x1], "width": [800], "height": [300], "follow": [0],
+        "moves": list(told(view, "frame").data["moves"]), "n": [n],
+    }  # fmt: skip
+
+
+def test_all_of_a_message_is_heard_and_answered_with_what_it_led_to(trace):
+    """Bokeh's models reach a notebook only by a push; and no change goes back to where it was made."""
     view = mkviz.timeline(trace)
-    root = view.layout.get_root()
-    urls = lambda: [s.url for m in root.select({"type": UIElement}) for s in m.stylesheets if isinstance(s, ImportedStyleSheet)]  # noqa: E731
-    assert not urls()
+    shown = Shown(view)
+    theme = {"n": [1], "name": ["theme"], "x": [0], "y": [0], "text": ["dark"]}
+    shown.hear((view.panels.timeline.x_range, "start", 0.34), (told(view, "command"), "data", theme), seen(view, 0.34, 0.36))
+    assert view.session.look.dark and (view.session.x0, view.session.x1) == pytest.approx((340, 360))
+    bars = columns(view, "left", "right", "y", "color")
+    assert bars.data["left"].tolist() == [0.35]  # the other lies outside now
+    answered = shown.changes
+    for model, attribute in ((told(view, "frame"), "data"), (bars, "data"), (figure(view), "background_fill_color")):
+        assert (model.id, attribute) in answered
+    for model, attribute in ((told(view, "view"), "data"), (told(view, "command"), "data"), (figure(view).x_range, "start")):
+        assert (model.id, attribute) not in answered
+
+
+def test_a_page_opened_anew_is_sent_what_it_has_not_seen(trace):
+    view = mkviz.timeline(trace)
+    frames = []
+    for n in (1, 2, 3, 1, 2):  # the page counts what it says
+        look(view, 0.1, 0.2, n)
+        frames.append(view.session.seq)
+    assert np.diff(frames).tolist() == [0, 0, 1, 0]
+
+
+def test_nothing_is_to_be_had_from_outside(trace):
+    """Neither at first nor for a pane that was written anew, whose style sheets Panel would name by their place on its CDN."""
+    view = mkviz.timeline(trace)
+    shown = Shown(view)
     view.panels.details.param.update(object="<b>new</b>", visible=True)
-    assert not urls()
-    sheets = root.select_one({"text": "&lt;b&gt;new&lt;/b&gt;"}).stylesheets
-    assert any("pn-loading" in str(getattr(s, "css", "")) for s in sheets)  # and are there all the same
+    assert any("new" in data for data in shown.sent)
+    assert not any(word in text for text in (shown.html, *shown.sent) for word in ("https://cdn", "http://cdn", "unpkg.com"))
+    assert "pn-loading" in shown.html  # they are part of the view
 
 
 def test_the_browser_is_heard_on_the_thread_that_made_the_view(trace, monkeypatch):
     """A kernel hears comm messages on threads of their own; two threads would mix up the pieces of what they send."""
-    heard = []
-    monkeypatch.setattr(pn.viewable.MimeRenderMixin, "_on_msg", lambda self, *message: heard.append((get_ident(), *message)))
+    heard, output = [], sys.stdout
+    monkeypatch.setattr(cell.CellColumn, "_on_msg", lambda self, *message: heard.append((get_ident(), message[-1]["k"])))
 
     async def notebook():
-        layout = mkviz.timeline(trace).layout
-        layout._on_msg("ref", "manager", "first")
-        subshell = Thread(target=lambda: [layout._on_msg("ref", "manager", k) for k in ("second", "third")])
-        subshell.start()
+        clients = [Shown(mkviz.timeline(trace)).client for _ in range(2)]
+        clients[0]._handle_msg({"k": 1})
+        subshells = [Thread(target=lambda c=c: [c._handle_msg({"k": k}) for k in (2, 3)]) for c in clients]
+        for subshell in subshells:
+            subshell.start()
         assert len(heard) == 1  # not before the cell has run
-        while subshell.is_alive():
+        while any(subshell.is_alive() for subshell in subshells):
             await asyncio.sleep(0.01)
 
     asyncio.run(notebook())
-    assert heard == [(get_ident(), "ref", "manager", k) for k in ("first", "second", "third")]
+    assert {thread for thread, _ in heard} == {get_ident()} and sorted(k for _, k in heard) == [1, 2, 2, 3, 3]
+    assert sys.stdout is output
+
+
+def test_the_scripts_that_draw_are_where_they_were_when_their_cell_is_run_again(trace, monkeypatch):
+    loads, cells = [], iter(["first", "second", "first", "first"])
+    monkeypatch.setattr(cell, "running_cell", lambda: next(cells))
+    monkeypatch.setattr(cell.Cell, "_scripts_in", None)
+    monkeypatch.setattr(pn.extension, "_loaded", False)
+
+    class Extension:
+        _loaded = False
+
+        def __call__(self, **how):
+            loads.append(how)
+            Extension._loaded = True
+
+    monkeypatch.setattr(cell.pn, "extension", Extension())
+    counts = []
+    for _ in range(4):
+        mkviz.timeline(trace)
+        counts.append(len(loads))
+    assert counts == [1, 1, 2, 3] and all(how["inline"] for how in loads)
 
 
 def value(view, time):
