@@ -15,12 +15,14 @@ import mkviz
 from mkviz.accounting import account
 from mkviz.cli import main
 from mkviz.costs import Costs
+from mkviz.costs_fit import fit_step
 from mkviz.errors import MkvizError
 from mkviz.graph import GraphBuilder
 from mkviz.policies import POLICIES, make_schedule
 from mkviz.protocols import StepInfo
 from mkviz.schedule import Schedule
 from mkviz.simulator import simulate
+from mkviz.step_records import steps_of
 from mkviz.store import LiveStore
 from mkviz.trace import Trace
 from mkviz.whatif import BOUND, whatif
@@ -221,12 +223,27 @@ def test_a_measured_step_is_replayed_with_its_own_costs():
     # up 30 to 130, published at 135; down begins 40 later, takes 60 and is published 5 later
     of = measured((30, 130), (175, 235))
     assert spans(of, PLAIN, faster={"up": 2}) == (240, 190)
-    assert spans(of, PLAIN, kernel_per_op=True)[0] == 240
+    # The hop of 40 is one: down's kernel starts 100 after 135 and sees at once what the one before had published.
+    assert spans(of, PLAIN, kernel_per_op=True) == (240, 135 + 100 + 60 + 5)
     assert spans(of, None, faster={"down": 2}) == (240, 210)  # of a machine that nobody measured
     found = whatif(of, faster={"down": 2})
     assert found.notes and found.notes[0] in found.to_text()
     with pytest.raises(MkvizError, match="measured names no machine"):
         whatif(of, bandwidth=2)
+
+
+def test_a_stall_that_the_replay_overrates_does_not_make_math_fast():
+    """Three tasks of two chunks, 20 ns each, on a machine that would take 1 us for every chunk."""
+    b = GraphBuilder("stream", ["head", "end"])
+    x = b.counter("x")
+    for tile in range(3):
+        b.task("head", tile=tile, bytes=2048, raises=[x])
+    b.task("end", waits=[x])
+    graph, schedule = b.build(), Schedule.from_lists([[0, 1, 2], [3]])
+    of = measured((0, 20), (20, 40), (40, 60), (65, 70), graph=(graph, schedule))
+    step = next(steps_of(of))
+    fitted = fit_step(step, schedule, replace(PLAIN, bandwidth=1.024e9, sm_bandwidth=1.024e9))
+    assert fitted.case.costs.math.tolist() == [20, 20, 20, 5] and fitted.error > 1
 
 
 def test_a_step_that_cannot_be_replayed_is_not_predicted():
