@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -20,8 +21,8 @@ PACE_S = 1.0
 
 class Url:
     """``source``, ``below`` (what it is compared with), ``range`` (µs, left out while following), ``tab``, ``colour``,
-    ``hide``, ``find``, ``lanes`` (``roles``: a sub-lane each), ``sms`` (``0-11``), ``play``, ``at`` and ``pace``; ``boot``:
-    which server process."""
+    ``hide``, ``find``, ``lanes`` (``roles``: a sub-lane each), ``sms`` (``0-11``), ``pin`` (``12.345``: step and task),
+    ``play``, ``at`` and ``pace``; ``boot``: which server process."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -52,9 +53,12 @@ class Url:
             session.panels.note("the server was restarted: what it had recorded live is gone, new steps are shown as they come")
         if not restarted:
             session.player.restore(query)
-        x0, _, x1 = query.get("range", "").partition("-")
+        step, _, task = query.get("pin", "").partition(".")
+        if step.isdecimal() and task.isdecimal() and not restarted:
+            session.pinned = int(step), int(task)
+        found = re.fullmatch(r"(-?[\d.]+)-(-?[\d.]+)", query.get("range", ""))  # a view may begin before 0
         try:
-            x0, x1 = float(x0) * 1000, float(x1) * 1000
+            x0, x1 = (float(x) * 1000 for x in (found.groups() if found else ("", "")))
         except ValueError:
             return
         if x1 > x0 and not restarted and session.source is not None:
@@ -80,6 +84,8 @@ class Url:
         if session.look.sms:
             first, count = session.look.sms
             state["sms"] = f"{first}-{first + count - 1}"
+        if session.pinned:
+            state["pin"] = "{}.{}".format(*session.pinned)
         if session.look.hidden:
             state["hide"] = ",".join(sorted(session.look.hidden))
         if session.look.query:

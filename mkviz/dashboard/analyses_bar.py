@@ -1,0 +1,39 @@
+"""AnalysesBar: which source and which steps the page of analyses is of, when it looks again, and the way to the timeline."""
+
+from __future__ import annotations
+
+import param
+from panel.custom import JSComponent
+
+from mkviz.dashboard.theme import HERE, asset
+
+
+class AnalysesBar(JSComponent):
+    """``handler(kind, value)`` gets what the user does: source, steps, refresh, auto."""
+
+    sources = param.List([])
+    source = param.String("")
+    steps = param.String("", doc="as the user wrote them")
+    words = param.String("", doc="which steps these are, or what is being done")
+    wrong = param.Boolean(False, doc="the words are of a mistake")
+    is_live = param.Boolean(False, doc="the source may still grow")
+    auto = param.Boolean(True, doc="a live source is looked at again every few seconds")
+    timeline = param.String("", doc="address of the timeline")
+    dark = param.Boolean(False)
+    ready = param.Boolean(False, doc="the session's ticks have begun")
+
+    _esm = HERE / "analyses_bar.js"
+    _stylesheets = [asset("analyses_bar.css")]  # noqa: RUF012
+
+    def __init__(self, handler, **params):
+        self._handler = handler
+        super().__init__(**params)
+
+    def _handle_msg(self, data) -> None:
+        self._handler(data["type"], data["value"])
+
+    def show(self, **values) -> None:
+        """Set what differs, in one message."""
+        changed = {name: value for name, value in values.items() if getattr(self, name) != value}
+        if changed:
+            self.param.update(**changed)
