@@ -243,6 +243,14 @@ class LiveStore:
             self._closed, self._complete = True, complete
             self._version += 1
 
+    def left_out(self, records: int, steps: int, skipped: int) -> None:
+        """Count what would have been dropped again, and so was not even read."""
+        with self._lock:
+            self._dropped_records += records
+            self._dropped_steps += steps
+            self._skipped += skipped
+            self._version += 1
+
     # room
 
     def _widen(self, sms: int) -> None:
@@ -337,6 +345,28 @@ def store_of_trace(trace: Trace | str | Path, max_bytes: int = DEFAULT_BYTES) ->
 
     trace = trace if isinstance(trace, Trace) else Trace.open(trace)
     store = LiveStore(trace.label, trace.kind, max_bytes)
-    trace.replay(store)
+    since = _first_that_fits(trace, max_bytes)
+    trace.replay(store, since=since)
+    if since is not None:
+        _leave_out(store, trace, since)
     store.close(trace.complete)
     return store
+
+
+def _first_that_fits(trace: Trace, max_bytes: int) -> int | None:
+    """The number of a step with all behind which a store has more than it can keep; None where it keeps all."""
+    table = trace.table("steps", ["step", "records"])
+    step, records = table["step"].to_numpy(), table["records"].to_numpy()
+    order = np.argsort(step)[::-1]
+    full = np.flatnonzero(np.cumsum(records[order], dtype=np.int64) * RECORD_BYTES > max_bytes)
+    return int(step[order[full[0]]]) if len(full) and full[0] + 1 < len(step) else None
+
+
+def _leave_out(store: LiveStore, trace: Trace, since: int) -> None:
+    """Count the steps before ``since`` and their records: tasks, and slots that were skipped."""
+    table = trace.table("steps", ["step"])["step"].to_numpy()
+    first, steps = int(table.min()), int((table < since).sum())
+    kinds = np.zeros(KIND_MASK + 1, np.int64)
+    for columns in trace.columns(["flags"], (first, since - 1)):
+        kinds += np.bincount(columns["flags"] & KIND_MASK, minlength=KIND_MASK + 1)
+    store.left_out(int(kinds[KIND_TASK]), steps, int(kinds[KIND_SKIPPED]))

@@ -169,13 +169,14 @@ class Trace:
             yield infos.pop(step), events
         yield from ((info, none) for info in infos.values() if selection.has_step(info))
 
-    def replay(self, sink: Sink, steps=None, time=None, sms=None, ops=None) -> None:
+    def replay(self, sink: Sink, steps=None, time=None, sms=None, ops=None, since: int | None = None) -> None:
         """Tell a sink all that the trace holds, or of a selection as for ``events``: ``steps`` and ``time`` choose steps and
-        tokens, ``sms`` and ``ops`` only thin the records; lost are then those of the steps.  The sink is not closed."""
+        tokens, ``sms`` and ``ops`` only thin the records; lost are then those of the steps.  Of steps before ``since`` all but
+        themselves and their records is told.  The sink is not closed."""
         selection, told = Selection.of(self, steps, time, sms, ops), {}
         for graph_id, (graph, schedule) in self.graphs.items():
             sink.graph(graph_id, graph, schedule)
-        for info, events in self.walk(selection):
+        for info, events in self.walk(selection if since is None else selection.since(self, since)):
             sink.step(info, events)
             told[info.step] = info.lost
         for token in self.tokens.to_pylist():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +40,11 @@ class Selection:
             graph_of = np.stack([table["step"].to_numpy(), table["graph"].to_numpy().astype(np.int64)], axis=1)
             graph_of = graph_of[np.argsort(graph_of[:, 0])]
         return cls(_numbers("steps", steps), _window(time), _numbers("sms", sms), wanted, graph_of)
+
+    def since(self, trace: Trace, step: int) -> Selection:
+        """Only its steps from one on."""
+        steps = np.sort(trace.table("steps", ["step"])["step"].to_numpy()) if self.steps is None else self.steps
+        return replace(self, steps=steps[steps >= step])
 
     @property
     def everything(self) -> bool:

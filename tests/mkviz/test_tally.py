@@ -10,9 +10,10 @@ from mkviz import accounting
 from mkviz.accounting import account
 from mkviz.errors import MkvizError
 from mkviz.policies import make_schedule
-from mkviz.protocols import StepInfo
+from mkviz.protocols import StepInfo, TokenInfo
 from mkviz.record import FLAG_BYTES_LAST, FLAG_SATURATED, KIND_PHASES, KIND_SKIPPED
 from mkviz.simulator import simulate
+from mkviz.store import LiveStore, store_of_trace
 from mkviz.summary import summarise
 from mkviz.tally import parts_of, tally
 from mkviz.trace import Trace, TraceWriter
@@ -127,3 +128,40 @@ def test_steps_without_a_graph_are_tallied_too(tmp_path):
         writer.step(StepInfo(0, -1, 0, result.makespan), result.events)
     trace = Trace.open(tmp_path / "t.mkt")
     assert tally(trace).account(trace.label).totals == account(trace).totals
+
+
+def shown(snapshot):
+    names = ("begin", "end", "ready", "claim", "publish", "task", "last_wait", "op", "fill", "flags", "last_chunk")
+    first, last = int(snapshot.lane_ptr[0, 0]), int(snapshot.lane_ptr[-1, -1])
+    counts = (snapshot.dropped_records, snapshot.dropped_steps, snapshot.skipped, snapshot.lost_records, snapshot.lost_steps)
+    columns = {name: getattr(snapshot, name)[first:last].tolist() for name in names}
+    return columns, snapshot.steps.tolist(), counts, snapshot.tokens, snapshot.requests, snapshot.closed, snapshot.complete
+
+
+def test_a_store_that_cannot_keep_a_trace_does_not_read_what_it_would_drop(tmp_path, monkeypatch):
+    graph = random_graph(3, layers=6, width=40, shuffle=False)
+    schedule = make_schedule(graph, 4, "list")
+    result = simulate(graph, schedule, SMALL)
+    with TraceWriter(tmp_path / "t.mkt", kind="measured", segment_records=5 * len(graph)) as writer:
+        writer.graph(0, graph, schedule)
+        for number in range(60):
+            events = result.events.copy()
+            events["step"], events["flags"][:3] = number, KIND_SKIPPED
+            events["begin"][4:] += number
+            writer.step(StepInfo(number, 0, number * 10**6, number * 10**6 + result.makespan, lost=int(number == 5)), events)
+            writer.token(TokenInfo(0, number, 1, "a", number, number * 10**6))
+        writer.lost(3, 2)
+    trace = Trace.open(tmp_path / "t.mkt")
+    for size in (1 << 17, 1 << 18, 1 << 28):
+        expected = LiveStore(trace.label, trace.kind, size)
+        trace.replay(expected)
+        expected.close(trace.complete)
+        read = []
+        plain = Trace.walk
+        monkeypatch.setattr(
+            Trace, "walk", lambda self, *a, of=plain, log=read: (log.append(x[0].step) or x for x in of(self, *a))
+        )
+        found = store_of_trace(trace, size).snapshot()
+        monkeypatch.undo()
+        assert shown(found) == shown(expected.snapshot())
+        assert (min(read) > 20) == (size < 1 << 28) and len(found.tokens) == 60
