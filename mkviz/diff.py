@@ -14,7 +14,7 @@ from mkviz.blame import blame_of
 from mkviz.errors import MkvizError
 from mkviz.faults import Faults
 from mkviz.many_steps import ManySteps, of_times, times_of
-from mkviz.robust import median_interval
+from mkviz.robust import FEWEST, median_interval
 from mkviz.step_records import steps_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ IDENTITY = ("op", "layer", "slot", "tile", "copy")  # ``copy`` counts tasks that
 @dataclass(frozen=True, eq=False)
 class Side:
     """One of the two: ``steps`` (numbers) that are compared, of which ``step`` takes ``ns``, the median; ``low`` to ``high``:
-    its 95 % interval.  ``read``: steps whose records tell of tasks."""
+    its 95 % interval, or all there is of fewer than 6 steps.  ``read``: steps whose records tell of tasks."""
 
     label: str
     group: str
@@ -69,8 +69,13 @@ class Diff:
 
     @property
     def certain(self) -> bool:
-        """Whether the 95 % intervals of the medians lie apart."""
-        return self.a.high < self.b.low or self.b.high < self.a.low
+        """Whether the 95 % intervals of the medians lie apart; never of a side that has too few steps for one."""
+        return self.enough and (self.a.high < self.b.low or self.b.high < self.a.low)
+
+    @property
+    def enough(self) -> bool:
+        """Whether both sides have enough steps for an interval of their median."""
+        return min(len(self.a.steps), len(self.b.steps)) >= FEWEST
 
     def waterfall(self) -> pd.DataFrame:
         """cause, op, a, b, change (ns) on the blame path, largest change first; the changes add up to ``change``."""
@@ -110,8 +115,8 @@ class Diff:
                         "high": s.high, "sms": s.sms, "read": s.read}
                  for name, s in (("a", self.a), ("b", self.b))}  # fmt: skip
         tables = {"waterfall": self.waterfall(), "accounting": self.accounting(), "tasks": self.frame().head(top)}
-        return {**sides, "change": self.change, "certain": self.certain, "by_task": self.by_task, "faults": self.faults,
-                "notes": self.notes, **{name: table.to_dict("records") for name, table in tables.items()}}  # fmt: skip
+        told = {name: getattr(self, name) for name in ("change", "certain", "enough", "by_task", "faults", "notes")}
+        return {**sides, **told, **{name: table.to_dict("records") for name, table in tables.items()}}
 
 
 def diff(

@@ -12,6 +12,7 @@ import numpy as np
 from mkviz.commands import steps_argument
 from mkviz.dashboard.units import duration, signed
 from mkviz.errors import MkvizError
+from mkviz.robust import FEWEST
 
 if TYPE_CHECKING:
     from mkviz.diff import Diff
@@ -61,11 +62,13 @@ def text(found: Diff) -> str:
     lines = []
     for name, side in (("a", found.a), ("b", found.b)):
         many = f"{len(side.steps):,} step{'s' * (len(side.steps) > 1)}"
+        spread = f"{duration(side.low)} to {duration(side.high)}"
+        words = f"95 % interval {spread}" if len(side.steps) >= FEWEST else f"all of them {spread}"
         lines += [f"{name}  {side.label} · {side.group} · {side.sms} SMs",
-                  f"   {many}, median {duration(side.ns)} (step {side.step}), 95 % interval {duration(side.low)} to "
-                  f"{duration(side.high)}"]  # fmt: skip
+                  f"   {many}, median {duration(side.ns)} (step {side.step}), {words}"]  # fmt: skip
     share = f" ({100 * found.change / found.a.ns:+.2f} %)".replace("-", "−") if found.a.ns else ""
     doubt = "" if found.certain else ", within the intervals: it may be chance"
+    doubt = doubt if found.enough else f"; of fewer than {FEWEST} steps nobody can tell it from chance"
     lines += ["", f"change of the median step: {signed(found.change)}{share}{doubt}"]
     lines += ["", "on the blame path, by cause and op"]
     path = found.waterfall()

@@ -51,7 +51,7 @@ A, B = [(40, 60)] * 3, [(55, 70)] * 3  # in b the counter is seen 15 ns late, an
 
 def test_two_sources_worked_by_hand():
     found = diff(store(A, "before"), store(B, "after"))
-    assert (found.a.label, found.a.ns, found.b.ns, found.change, found.certain) == ("before", 100, 125, 25, True)
+    assert (found.a.label, found.a.ns, found.b.ns, found.change, found.certain) == ("before", 100, 125, 25, False)
     assert (found.a.group, found.a.steps.tolist(), found.a.sms, found.notes) == ("hand · 1 row", [0, 1, 2], 2, [])
     assert found.waterfall().values.tolist() == [
         ["hop", "add", 0, 15, 15],
@@ -84,6 +84,10 @@ def test_the_median_step_and_what_is_certain():
     found = diff(store([(40, 60), (40, 70), (40, 90)]), store([(40, 65), (40, 75), (40, 80)]))
     assert (found.a.step, found.a.ns, found.a.low, found.a.high) == (1, 110, 100, 130)
     assert (found.b.step, found.b.ns, found.certain) == (1, 115, False)
+    few = diff(store(A), store(B))
+    many = diff(store(A * 2), store(B * 2))
+    near = diff(store(A * 2), store([*A, *B]))
+    assert [(d.enough, d.certain) for d in (few, many, near)] == [(False, False), (True, True), (True, False)]
     row = found.frame().iloc[0]  # medians over the steps of each task, not of the median step alone
     assert (row["compute_a"], row["compute_b"]) == (70, 75)
 
@@ -168,7 +172,8 @@ def traces(tmp_path):
 def test_the_command(traces, capsys):
     assert main(["diff", *traces]) == 0
     out = capsys.readouterr().out
-    assert "change of the median step: +25 ns (+25.00 %)\n" in out
+    assert "change of the median step: +25 ns (+25.00 %); of fewer than 6 steps nobody can tell it from chance\n" in out
+    assert "   3 steps, median 100 ns (step 0), all of them 100 ns to 100 ns\n" in out
     assert "  hop add                        0 ns      15 ns      +15 ns\n" in out
     assert "  all                          100 ns     125 ns      +25 ns\n" in out
     assert "  add · layer 1 · tile 0        60 ns      85 ns      +25 ns" in out
@@ -176,7 +181,7 @@ def test_the_command(traces, capsys):
     out = json.loads(capsys.readouterr().out)
     assert (out["change"], out["a"]["ns"], out["waterfall"][0]["op"], out["tasks"][0]["change"]) == (25, 100, "add", 25)
     assert main(["diff", traces[0], "--steps-a", "0", "--steps-b", "1-2"]) == 0
-    assert "change of the median step: +0 ns (+0.00 %), within the intervals: it may be chance" in capsys.readouterr().out
+    assert "change of the median step: +0 ns (+0.00 %)" in capsys.readouterr().out
     assert main(["diff", traces[0]]) == 2
     assert "a second trace, or --steps-a and --steps-b" in capsys.readouterr().err
     assert main(["diff", *traces, "--steps-b", "7-9"]) == 2
