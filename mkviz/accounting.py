@@ -31,6 +31,8 @@ NOTES = {
     "bytes": "what starved is counted as overhead",
     "lost": "unknown as a whole",
 }
+ROLE_NOTE = ("of loader, feeder and storer, records tell between which stamps they had a task in hand, not how long they "
+             "worked; at level 1 bytes count as there at begin")  # fmt: skip
 ENTRY = np.dtype([
     ("step", "<i8"), ("sm", "<i4"), ("op", "<i4"), ("layer", "<i4"), *((name, "<i8") for name in (*KINDS, *ROLES)),
 ])  # fmt: skip
@@ -69,8 +71,10 @@ class Account:
     def roles(self, *by: str) -> pd.DataFrame:
         """A row for each value of ``by`` (as in ``frame``), a column for each role: ns for which it had a task in hand, time
         that it shared among several counted once, for the first.  So long did it work at most; only math's is known to be
-        work.  Columns of steps that lost records are 0."""
-        return self._summed(by, ("loader", "feeder", "compute", "storer")).rename(columns={"compute": "math"})
+        work, as ``attrs["notes"]`` tells.  Columns of steps that lost records are 0."""
+        out = self._summed(by, ("loader", "feeder", "compute", "storer")).rename(columns={"compute": "math"})
+        out.attrs["notes"] = [*self.notes, ROLE_NOTE]
+        return out
 
     def _summed(self, by: tuple[str, ...], names: tuple[str, ...]) -> pd.DataFrame:
         import pandas as pd
@@ -90,9 +94,18 @@ class Account:
         return out
 
     def plot(self, by: str = "op", dark: bool = False) -> figure:
-        """SM time by kind as stacked bars, one for each value of ``by`` (one of step, sm, op, layer)."""
-        from mkviz import plots
+        """SM time by kind as stacked bars, one for each value of ``by`` (one of step, sm, op, layer); or by ``role``: how long
+        each had a task in hand."""
+        from mkviz import palette, plots
 
+        if by == "role":
+            roles = self.roles()
+            held = roles.iloc[0].to_numpy(np.int64)
+            rows = roles.T.rename_axis("role").reset_index()[["role"]].assign(held=held, rest=self.sm_time - held)
+            rows = rows.rename(columns={"held": "a task in hand", "rest": "none"})
+            colours = {"a task in hand": palette.CAUSES["compute"], "none": palette.WAIT}
+            head = plots.Head("SM time by role", self.label, roles.attrs["notes"])
+            return plots.stacked(rows, "role", tuple(colours), head, "SM time", dark, colours)
         rows = self.frame(by)
         if by == "op":
             rows = rows.sort_values("sm_time", ascending=False, kind="stable").replace({"op": {"": "(no task)"}})

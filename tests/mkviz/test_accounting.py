@@ -97,6 +97,10 @@ def test_what_other_roles_had_in_hand_counts_once():
     assert roles.loc["load"].tolist() == [20 + 40, 5 + 40, 20 + 20, 45 + 5] and roles.loc["add"].tolist() == [0, 0, 30, 0]
     assert account(store, 1).roles()["loader"].tolist() == [20 + 45]
     assert account(store).roles("sm")[["sm", "math"]].values.tolist() == [[0, 80], [1, 60]]
+    assert "not how long they worked" in account(store).roles().attrs["notes"][-1]
+    data = account(store, 0).plot("role").renderers[0].data_source.data
+    assert data["role"].tolist() == ["loader", "feeder", "math", "storer"]
+    assert data["a task in hand"].tolist() == [60, 45, 70, 50] and data["none"].tolist() == [140, 155, 130, 150]
 
 
 def test_bars_of_sm_time(monkeypatch):
