@@ -47,6 +47,7 @@ class Paper:
         self.kv = np.full((pages, PAGE), -1, np.int64)
         self.written_for = [None] * pages  # the salt of whoever opened a page last
         self.step_ns, self.now, self.steps, self.requests, self.ended = step_ns, 1, [], 0, []
+        self.preemptions = 0
 
     def submit(self, tokens, max_tokens=8, salt="") -> Sequence:
         sequence = Sequence(self.requests, list(tokens), SamplingParams(max_tokens=max_tokens), None, salt=salt)
@@ -59,6 +60,7 @@ class Paper:
         for sequence in self.batcher.admit():
             assert all(self.written_for[p] == sequence.salt for p in sequence.pages if p >= 0), "a page of another salt"
         step = self.batcher.plan(self.now)
+        self.preemptions += len(step.preempted)
         if not step.rows:
             return
         assert sum(count for _, count in step.rows) <= self.batcher.max_rows
@@ -102,7 +104,7 @@ class Paper:
         sequence.ended = self.now
         self.ended.append(sequence)
 
-    def run(self, most=4_000) -> None:
+    def run(self, most=20_000) -> None:
         for _ in range(most):
             if not any(True for _ in self.batcher):
                 return

