@@ -52,7 +52,9 @@ def test_every_command_is_described(command):
     assert f"`mkviz {command} " in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/analyses.md", "docs/cli.md", "docs/formats.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", *(f"docs/{n}.md" for n in ("analyses", "cli", "formats", "why-is-this-step-slow"))]
+)
 def test_what_a_document_links_to_is_there(document):
     path = ROOT / document
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text(encoding="utf-8")):
