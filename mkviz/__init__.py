@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "export": "mkviz.exports",
     "live": "mkviz.dashboard.cell_live",
+    "requests": "mkviz.request_times",
     **dict.fromkeys(("timeline", "occupancy", "waits", "tails", "bandwidth"), "mkviz.dashboard.cell_views"),
 }
 

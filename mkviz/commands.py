@@ -31,11 +31,15 @@ class View:
         parser.add_argument("trace", type=Path, nargs="*", help="traces to open (.mkt folders or zips); none: live only")
         parser.add_argument("--port", type=int, default=0, help="port on this machine (default: any free one)")
         parser.add_argument("--no-window", action="store_true", help="only print the address")
+        parser.add_argument("--attach", nargs="?", const="", metavar="NAME|PATH",
+                            help="show a running server: its name or socket; by itself the only one that runs")  # fmt: skip
 
     def run(self, args: argparse.Namespace) -> int:
+        from mkviz.attach.places import socket_of
         from mkviz.dashboard.serve import serve
 
-        serve(args.trace, args.port, window=not args.no_window)
+        attach = None if args.attach is None else socket_of(args.attach)
+        serve(args.trace, args.port, window=not args.no_window, attach=attach)
         return 0
 
 

@@ -14,6 +14,7 @@ import uvicorn
 from engine.engine import Engine
 from engine.serve import logs
 from engine.serve.app import create_app
+from engine.serve.attach import open_attach
 from engine.serve.settings import Settings
 from mkviz.errors import MkvizError
 
@@ -97,16 +98,20 @@ def serve(settings: Settings) -> int:
     logs.configure(settings.log_format)
     with bind(settings) as listener:
         log.info("loading", extra={"fields": {"model": settings.model, "backend": settings.backend}})
+        host, port = listener.getsockname()[:2]
         engine = open_engine(settings)
+        viewers = open_attach(engine, settings, port)
         try:
             server = make_server(engine, settings)
-            host, port = listener.getsockname()[:2]
             if not settings.api_key and not host.startswith("127.") and host != "::1":
                 log.warning("anyone who reaches this address may use it: there is no api_key")
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            server.greeting = f"serving {engine.model}", {"url": url, "context": engine.context}
+            attach = {"attach": viewers.name} if viewers else {}
+            server.greeting = f"serving {engine.model}", {"url": url, "context": engine.context, **attach}
             server.run(sockets=[listener])
         finally:
             engine.close()
+            if viewers:
+                viewers.close()
     log.info("ended")
     return 0

@@ -57,6 +57,7 @@ class Settings:
                            choices=("auto", "cmd3", "cmd4", "cmd5", "hermes", "llama", "plain"))  # fmt: skip
     log_format: str = _setting("human", "human, or json: one object a line", choices=("human", "json"))
     trace: bool = _setting(True, "record every task, so that a dashboard can attach")
+    attach: bool = _setting(True, "open a local socket, for this user alone, that mkviz view --attach shows the server by")
 
     def __post_init__(self):
         for item in dataclasses.fields(self):

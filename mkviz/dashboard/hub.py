@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from mkviz.dashboard.recordings import recordings
+from mkviz.dashboard.servers import Servers, attached, name_of
 from mkviz.dashboard.simulations import simulations
 from mkviz.errors import MkvizError
 from mkviz.plugins import GENERATORS, plugins
@@ -40,6 +41,7 @@ class Hub:
         self._generators: dict[str, Generator] = {}
         self._openers = openers
         self._loading = ""  # the model that is being opened
+        self._servers: Servers | None = None
         self.problems: list[str] = []
         for name, path in recordings().items():
             self.offer(name, functools.partial(_opened, path))
@@ -74,11 +76,25 @@ class Hub:
         with self._lock:
             self._offers[name] = open_source
 
+    def watch_servers(self) -> None:
+        """From here on the servers that run on this machine are among the sources to choose from."""
+        self._servers = Servers()
+
+    def attach(self, path: Path) -> str:
+        """Attach to the server of a socket and return the name of its source."""
+        name = name_of(path)
+        if name not in self.sources:
+            self.add_source(name, attached(path))
+        return name
+
     @property
     def names(self) -> list[str]:
-        """Of all sources to choose from: those that are open, then those on offer, in an order that opening does not change."""
+        """Of all sources to choose from: those that are open, then those on offer, in an order that opening does not change,
+        then servers that are not open."""
+        servers = self._servers.offers() if self._servers else ()
         with self._lock:
-            return [*(name for name in self._sources if name not in self._offers), *self._offers]
+            names = [*(name for name in self._sources if name not in self._offers), *self._offers]
+            return [*names, *(name for name in servers if name not in self._sources)]
 
     @property
     def first(self) -> str:
@@ -90,6 +106,8 @@ class Hub:
         """A source by name, opened if it is on offer; None when there is none.  Raises MkvizError when it does not open."""
         with self._lock:
             known, open_source = self._sources.get(name), self._offers.get(name)
+            if open_source is None and self._servers:
+                open_source = self._servers.offers().get(name)
         if known is None and open_source is not None:
             known = open_source()
             self.add_source(name, known)
@@ -161,4 +179,5 @@ def _opened(path: str | Path) -> Source:
 
 
 hub = Hub()
+hub.watch_servers()
 """The hub of this process: ``panel serve`` runs the page's script once per session, but imports this module once."""

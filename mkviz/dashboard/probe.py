@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mkviz.dashboard.request_words import rows_words
 from mkviz.dashboard.units import duration, size
 from mkviz.record import FLAG_BYTES_LAST, NO_WAIT
 from mkviz.slack import rows_by_task, waited_for
@@ -169,6 +170,8 @@ def facts(scene: Scene, at: Hit) -> list[tuple[str, str]]:
     out = [("", prefix + graph.label(task)), ("SM", f"{at.lane} · step {step}")]
     out.append(("begin", f"{duration(begin - step_begin)} into the step"))
     out.append(("took", duration(end - begin)))
+    if rows := rows_words(snapshot.infos[at.step]):
+        out.append(("rows", rows))
     out += wait_facts(snapshot, at)
     gap = begin - max(ready, at.free)
     if gap > 0:

@@ -40,7 +40,7 @@ class Session:
     def __init__(self, hub: Hub, panels: Panels):
         self.hub, self.panels = hub, panels
         self.look = Look()
-        self.source_name = ""
+        self.source_name, self.run = "", 0  # the run is a source's that begins anew, as one of a server that was restarted
         self.x0, self.x1, self.width, self.height = 0.0, 1e6, 1000.0, 400.0
         self.follow, self.paused, self.placed = True, False, False
         self.window, self.chosen = 0.0, False  # ns that a following view shows; did the user choose it
@@ -68,7 +68,7 @@ class Session:
 
     def choose(self, name: str) -> None:
         """Show another source, from its beginning or live."""
-        if name == self.source_name:
+        if name == self.source_name and getattr(self.source, "run", 0) == self.run:
             return
         try:
             if self.hub.source(name) is None:
@@ -78,6 +78,7 @@ class Session:
             return
         self.player.leave()
         self.source_name, self._snapshot, self._tables, self.scene = name, None, None, None
+        self.run = getattr(self.source, "run", 0)
         self.placed, self.paused, self.follow, self.window, self.chosen = False, False, True, 0.0, False
         self.pinned = self.range = None
         self._shown, self._keys = (), {}
@@ -104,6 +105,7 @@ class Session:
         try:
             with pn.io.hold():
                 self._take_pieces()
+                self.choose(self.source_name)  # again, where it has begun anew
                 self.panels.show_sources(self)
                 self.player.tick()
                 self.send()

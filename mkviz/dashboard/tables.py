@@ -9,6 +9,7 @@ import numpy as np
 from mkviz import lod
 from mkviz.blame import blame_of
 from mkviz.dashboard import probe
+from mkviz.dashboard.request_table import requests
 from mkviz.findings.path import waterfall
 from mkviz.slack import free_of_step, waited_for
 from mkviz.step_records import steps_of
@@ -80,4 +81,4 @@ def why(scene: Scene, x0: float, x1: float) -> Table:
     return waterfall(blame_of(step, chain=False))
 
 
-TABLES = {"ops": ops, "waits": waits, "steps": steps, "why": why}
+TABLES = {"ops": ops, "waits": waits, "steps": steps, "why": why, "requests": requests}

@@ -32,7 +32,7 @@ def step_of(number, tasks, graph=0):
 
 
 if __name__ == "__main__":
-    from mkviz.attach import AttachServer
+    from mkviz.attach.server import AttachServer
 
     tasks = int(sys.argv[1])
     server = AttachServer("measured (cpu)", name="killed")

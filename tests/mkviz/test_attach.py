@@ -19,7 +19,10 @@ from attach_steps import graph_of, step_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mkviz.attach import AttachedSource, AttachServer, places, running, socket_of, wire
+from mkviz.attach import places, wire
+from mkviz.attach.client import AttachedSource
+from mkviz.attach.places import running, socket_of
+from mkviz.attach.server import AttachServer
 from mkviz.errors import MkvizError
 from mkviz.protocols import RequestInfo, Sink, Source, TokenInfo
 from mkviz.record import EVENT

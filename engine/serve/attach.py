@@ -1,0 +1,25 @@
+"""Attach: the local socket through which ``mkviz view --attach`` looks on."""
+
+from __future__ import annotations
+
+import logging
+
+from engine.engine import Engine
+from engine.serve.settings import Settings
+from mkviz.attach.server import AttachServer
+from mkviz.errors import MkvizError
+
+log = logging.getLogger("mkviz.serve")
+
+
+def open_attach(engine: Engine, settings: Settings, port: int) -> AttachServer | None:
+    """The engine's sink for viewers, named MODEL-PORT; None where it is not wanted or cannot be.  Serving goes on without."""
+    if not (settings.attach and settings.trace):
+        return None
+    try:
+        server = AttachServer(f"measured ({engine.device})", name=f"{engine.model}-{port}")
+    except MkvizError as error:
+        log.warning("no dashboard can attach: %s", error)
+        return None
+    engine.add_sink(server)
+    return server
