@@ -58,6 +58,8 @@ class QueueFull(MkvizError):
 class StepFailed(MkvizError):
     """A step failed or did not end: no fault of the request that is told so."""
 
+    exit_code = 1
+
 
 class Engine:
     """Serves one model.  Up to ``batch`` requests run at once and ``queue`` more may wait (None: any number); the order of
@@ -262,7 +264,7 @@ class Engine:
         except Exception as error:  # each request in the step learns why, the others go on
             self._counts["failed_steps"] += 1
             if not isinstance(error, MkvizError):
-                cause, error = error, StepFailed(f"step: {type(error).__name__}: {error}", "see the log; others go on")
+                cause, error = error, StepFailed(f"step: {type(error).__name__}: {error}", "a bug, or a broken device")
                 error.__cause__ = cause
             for sequence, _ in step.rows:
                 self._end(sequence, "failed", error)

@@ -7,7 +7,6 @@ hash of the request's salt, so that requests with different salts (API keys) nev
 from __future__ import annotations
 
 import hashlib
-from itertools import islice
 
 import numpy as np
 
@@ -18,5 +17,5 @@ def extend_keys(keys: list[bytes], tokens: list[int], salt: str) -> None:
     """Append to ``keys`` those of the full pages of ``tokens`` that it does not name yet."""
     while (len(keys) + 1) * PAGE <= len(tokens):
         before = keys[-1] if keys else hashlib.sha256(salt.encode()).digest()
-        page = np.fromiter(islice(tokens, len(keys) * PAGE, (len(keys) + 1) * PAGE), "<i4", PAGE)
+        page = np.array(tokens[len(keys) * PAGE : (len(keys) + 1) * PAGE], "<i4")
         keys.append(hashlib.sha256(before + page.tobytes()).digest())

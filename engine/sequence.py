@@ -87,11 +87,13 @@ class Sequence:
 
     def adjusted(self, logits: np.ndarray, eos: tuple[int, ...]) -> np.ndarray:
         """What the next token is picked from, of the model's f32[vocab] logits.  Raises MkvizError when nothing is allowed."""
-        params, answer = self.params, self.tokens[self.prompt_tokens :]
+        params, early = self.params, self.generated < self.params.min_tokens
+        if not (params.adjusts or early or self.constraint):
+            return logits
+        prompt, answer = self.tokens[: self.prompt_tokens], self.tokens[self.prompt_tokens :]
         if params.adjusts:
-            logits = adjust(logits, params, self.tokens[: self.prompt_tokens], answer)
+            logits = adjust(logits, params, prompt, answer)
         mask = self.constraint.mask(answer) if self.constraint else None
-        early = len(answer) < params.min_tokens
         if mask is not None or early:
             ends = params.stop_tokens if params.ignore_eos else (*eos, *params.stop_tokens)
             logits = forbid(logits, mask, ends if early else ())
