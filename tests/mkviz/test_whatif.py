@@ -206,12 +206,12 @@ def test_a_task_of_which_only_some_arrivals_count_is_not_split():
         whatif(of, machine=PLAIN, split="part")
 
 
-def measured(*begin_end, publish=5, graph=None, label="measured"):
+def measured(*begin_end, publish=5, graph=None, label="measured", machine=PLAIN):
     """A source of one measured step of ``chain``: (begin, end) of each task, each on its SM."""
     graph, schedule = graph or chain()
     store = LiveStore(label)
     store.graph(0, graph, schedule)
-    events = simulate(graph, schedule, PLAIN).events
+    events = simulate(graph, schedule, machine).events
     events = events[np.argsort(events["task"])]
     for event, (begin, end) in zip(events, begin_end, strict=True):
         event["claim"], event["ready"], event["begin"], event["end"], event["publish"] = 0, begin, begin, end, end + publish
@@ -230,6 +230,20 @@ def test_a_measured_step_is_replayed_with_its_own_costs():
     assert found.notes and found.notes[0] in found.to_text()
     with pytest.raises(MkvizError, match="measured names no machine"):
         whatif(of, bandwidth=2)
+
+
+def test_hops_are_those_of_each_task():
+    """up publishes at 105; one down on an idle SM is ready 40 later, another 10 later."""
+    b = GraphBuilder("two", ["up", "down"])
+    x = b.counter("x")
+    b.task("up", flops=100, raises=[x])
+    for _ in range(2):
+        b.task("down", flops=50, waits=[x])
+    graph, schedule = b.build(), Schedule.from_lists([[0], [1], [2]])
+    of = measured((0, 100), (145, 195), (115, 165), graph=(graph, schedule), machine=replace(PLAIN, sms=3))
+    fitted = fit_step(next(steps_of(of)), schedule, replace(PLAIN, sms=3))
+    assert fitted.case.costs.hop[1:].tolist() == [40, 10] and fitted.error == 0
+    assert fitted.case.costs.overhead.tolist() == [0, 0, 0]
 
 
 def test_a_stall_that_the_replay_overrates_does_not_make_math_fast():
