@@ -53,12 +53,16 @@ class Generate:
         parser.add_argument("--seed", type=int, help="the same seed gives the same tokens (default: drawn anew)")
         parser.add_argument("--stop", action="append", default=[], help="stop before this string; may be given again")
         parser.add_argument("--trace", metavar="OUT.mkt", type=Path, help="record every task of every step")
+        parser.add_argument("--slowest", metavar="N", type=int, help="in the trace keep the N slowest steps of each shape only")
         parser.add_argument("--overwrite", action="store_true", help="replace an existing trace")
 
     def run(self, args: argparse.Namespace) -> int:
         from engine.generator import EngineGenerator
+        from mkviz.flight import SLOWEST, FlightRecorder
         from mkviz.trace import TraceWriter
 
+        if args.slowest is not None and (args.trace is None or args.slowest < 1):
+            raise MkvizError(f"--slowest {args.slowest}", "1 or more, with --trace")
         prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
         if not prompt.strip():
             raise MkvizError("prompt: empty", "some text")
@@ -66,7 +70,7 @@ class Generate:
             prompt, max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
             min_p=args.min_p, seed=args.seed, stop=tuple(args.stop),
         )  # fmt: skip
-        writer = None
+        writer = recorder = None
         engine = open_engine(args, trace=args.trace is not None, lossless=True)
         try:
             generator = EngineGenerator(engine, raw=args.raw, live=False)
@@ -75,11 +79,14 @@ class Generate:
                 writer = TraceWriter(
                     args.trace,
                     kind="measured",
-                    label=f"measured ({engine.device})",
+                    label=f"measured ({engine.device})" + (SLOWEST if args.slowest else ""),
                     device=engine.device,
                     overwrite=args.overwrite,
+                    about={"flight": {"worst": args.slowest}} if args.slowest else None,
                 )
-                engine.add_sink(writer)
+                if args.slowest:
+                    recorder = FlightRecorder(device=engine.device, worst=args.slowest)
+                engine.add_sink(recorder or writer)
             pieces = []
             complete = False
             try:
@@ -90,7 +97,9 @@ class Generate:
                 complete = True
             finally:
                 if writer is not None:
-                    engine.remove_sink(writer)
+                    engine.remove_sink(recorder or writer)
+                    if recorder is not None:
+                        recorder.replay(writer)
                     writer.close(complete)
                 print()
         finally:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mkviz.errors import MkvizError
 from mkviz.many_steps import TIMES, ManySteps, Shape, of_times
+from mkviz.protocols import ClockSink
 from mkviz.record import KIND_MASK, KIND_TASK
 from mkviz.step_records import MOST_NS, shape_of
 from mkviz.store import LiveStore, step_bounds
@@ -19,10 +20,11 @@ from mkviz.store import LiveStore, step_bounds
 if TYPE_CHECKING:
     from mkviz.clocks import Clocks
     from mkviz.graph import Graph
-    from mkviz.protocols import RequestInfo, StepInfo, TokenInfo
+    from mkviz.protocols import RequestInfo, Sink, StepInfo, TokenInfo
     from mkviz.schedule import Schedule
     from mkviz.trace import Trace
 
+SLOWEST = ", its slowest steps"  # on the label of what is kept: percentiles of these are not those of all
 RECENT = 64  # steps of a group whose median says which step is a typical one
 BYTES = 256 << 20
 KEPT_TIMES = 1 << 20
@@ -152,17 +154,22 @@ class FlightRecorder:
 
         groups = self.many_steps().groups()[["group", "steps", "min", "p50", "p90", "p99", "max", "worst"]]
         about = {"flight": {"steps": self._count + self.forgotten, "groups": groups.to_dict("records")}}
-        head = {"kind": self.kind, "label": self.label, "device": self.device, "about": about, "overwrite": overwrite}
-        with TraceWriter(path, **head) as writer, self._lock:
-            if self._clocks is not None:
-                writer.clocks(self._clocks)
-            self._tell(writer)
+        head = {"kind": self.kind, "label": self.label + SLOWEST, "device": self.device, "about": about}
+        with TraceWriter(path, overwrite=overwrite, **head) as writer:
+            self.replay(writer)
         if writer.error:
             raise MkvizError(writer.error, "free space, or another place")
         return Trace.open(path)
 
+    def replay(self, sink: Sink) -> None:
+        """Tell a sink the kept steps and their clocks; it is not closed."""
+        with self._lock:
+            if self._clocks is not None and isinstance(sink, ClockSink):
+                sink.clocks(self._clocks)
+            self._tell(sink)
+
     def _store(self) -> LiveStore:
-        store = LiveStore(self.label, self.kind, max(4 * self._nbytes(), 64 << 20))
+        store = LiveStore(self.label + SLOWEST, self.kind, max(4 * self._nbytes(), 64 << 20))
         self._tell(store)
         store.close()
         return store

@@ -109,7 +109,7 @@ def test_the_recorder_keeps_the_slowest_steps_whole(tmp_path):
     assert (row["step"], row["cause"], row["op"]) == (7, "wait", "add") and row["typical"] in kept
     assert row["over"] * 2 == sum(row[kind] for kind in ("compute", "wait", "starved", "overhead", "tail", "unknown"))
     trace = recorder.write(tmp_path / "flight.mkt")
-    assert trace.label == "recorded (cpu)" and trace.meta["flight"]["steps"] == 23
+    assert trace.label == "recorded (cpu), its slowest steps" and trace.meta["flight"]["steps"] == 23
     assert trace.meta["flight"]["groups"][0]["worst"] == 7
     assert account(trace, steps=7).totals == account(tell(LiveStore("all of them"), WAITS), steps=7).totals
     assert Trace.open(tmp_path / "flight.mkt").complete
