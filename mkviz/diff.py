@@ -116,7 +116,8 @@ class Diff:
                  for name, s in (("a", self.a), ("b", self.b))}  # fmt: skip
         tables = {"waterfall": self.waterfall(), "accounting": self.accounting(), "tasks": self.frame().head(top)}
         told = {name: getattr(self, name) for name in ("change", "certain", "enough", "by_task", "faults", "notes")}
-        return {**sides, **told, **{name: table.to_dict("records") for name, table in tables.items()}}
+        rows = {name: table.astype(object).where(table.notna(), None).to_dict("records") for name, table in tables.items()}
+        return {**sides, **told, **rows}
 
 
 def diff(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from random_graphs import random_graph
@@ -180,6 +181,11 @@ def test_the_command(traces, capsys):
     assert main(["diff", "--json", *traces]) == 0
     out = json.loads(capsys.readouterr().out)
     assert (out["change"], out["a"]["ns"], out["waterfall"][0]["op"], out["tasks"][0]["change"]) == (25, 100, "add", 25)
+    with TraceWriter(Path(traces[0]).with_name("c.mkt"), kind="measured", device="cpu") as writer:
+        tell(writer, [(40, 60)], of=graph(tile=5, more=1))  # its second add left no record
+    assert main(["diff", "--json", str(writer.path), str(writer.path)]) == 0
+    strict = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))  # no NaN
+    assert [task["compute_b"] for task in strict["tasks"]] == [60, None, 40]
     assert main(["diff", traces[0], "--steps-a", "0", "--steps-b", "1-2"]) == 0
     assert "change of the median step: +0 ns (+0.00 %)" in capsys.readouterr().out
     assert main(["diff", traces[0]]) == 2
