@@ -64,7 +64,7 @@ def of_diff(a: Reading, b: Reading) -> Finding:
         top = path.iloc[0]
         answer += f"; the largest change is {f'{top.cause} {top.op}'.strip()}, {signed(top.change)} on the blame path"
     doubt = (
-        "" if found.certain else "; it may be chance" if found.enough else "; of so few steps nobody can tell it from chance"
+        "" if found.certain else "; it may be chance" if found.enough else "; of so few steps that may be chance"
     )
     label = found.a.label if found.a.label == found.b.label else f"{found.a.label} → {found.b.label}"
     notes = list(dict.fromkeys([*a.notes, *b.notes, *found.notes]))
