@@ -96,8 +96,8 @@ class InCell:
             held = document.callbacks._held_events
             told = [change for change in held if change.setter == comm.id]
             document.callbacks._held_events = [change for change in held if change.setter != comm.id]
-            for change in told:
-                invoke_with_curdoc(document, change.callback_invoker)
+            for call in filter(None, (change.callback_invoker for change in told)):  # not every change is a model's
+                invoke_with_curdoc(document, call)
         push(document, comm)
 
 

@@ -47,7 +47,8 @@ class LiveView(Cell):
         panels.restyle(False, generator.source.kind)
         self._open(height - BORDERS)
         panels.playhead.over([self.figure])
-        panels.chat.param.update(model_name=generator.model, ready=True, height=height, width=TEXT_WIDTH, sizing_mode="fixed")
+        panels.chat.param.update(model_name=generator.model, ready=True, height=height, width=TEXT_WIDTH,
+                                 sizing_mode="fixed", margin=(0, 0, 0, 12))  # fmt: skip
         left = pn.Column(
             panels.stats, self.drawn(), panels.legend,
             panels.playhead.counters, panels.details, panels.table, sizing_mode="stretch_width",

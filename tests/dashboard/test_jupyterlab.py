@@ -31,13 +31,11 @@ CELLS = [
     "view.tails",
     "view.bandwidth",
     "mkviz.timeline(trace)",  # a second one, which stays where it is
-    "mkviz.live(ReplayGenerator(), 'Write a function')",
+    "mkviz.live(ReplayGenerator(pace=1), 'Write a function')",
 ]
 VIEWS = len(CELLS) - 1
 SETTINGS = {
     "apputils-extension/themes": {"theme": "JupyterLab Light"},
-    # threads of their own for views, a choice of JupyterLab 4.6 with ipykernel 7, are not settled there (jupyterlab#19719)
-    "apputils-extension/kernels-settings": {"commsOverSubshells": "disabled"},
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
@@ -87,14 +85,47 @@ def run_all(page):
     )
 
 
+def run_again(page, cell):
+    page.evaluate(
+        """(cell) => {
+            window.jupyterapp.shell.currentWidget.content.activeCellIndex = cell
+            window.jupyterapp.commands.execute('notebook:run-cell')
+        }""",
+        cell,
+    )
+
+
+def all_answered(page):
+    """Every view has drawn what the kernel made of its first words."""
+    page.wait_for_function(
+        f"Object.values(window.mkviz ?? {{}}).filter((t) => t.box() && t.state.frames > 1).length >= {VIEWS}"
+    )
+
+
+def zoom(page, box):
+    """At a twentieth of a view's width."""
+    page.mouse.move(box["x"] + 0.05 * box["width"], box["y"] + box["height"] / 2)
+    page.mouse.wheel(0, -600)
+
+
+def narrower(page, than, count):
+    """At least so many views show less than a range."""
+    page.wait_for_function(
+        f"""() => Object.values(window.mkviz).filter((t) => t.box() &&
+            t.range()[1] - t.range()[0] < {0.8 * (than[1] - than[0])}).length >= {count}"""
+    )
+
+
 def views(page):
     """Of each view: range (µs) and place on the page; in the order of the cells."""
     found = page.evaluate("Object.values(window.mkviz).filter((t) => t.box()).map((t) => ({range: t.range(), box: t.box()}))")
     return sorted(found, key=lambda view: view["box"]["y"])
 
 
-def test_all_views(lab, chromium):
-    address, theme = lab
+@pytest.fixture
+def page(lab, chromium):
+    """The notebook in Chromium, which asks for nothing outside and where Bokeh has nothing to complain of."""
+    address, _ = lab
     page = chromium.new_page(viewport={"width": 1440, "height": 3000})
     page.set_default_timeout(240_000)
     outside, complaints = [], []
@@ -106,22 +137,21 @@ def test_all_views(lab, chromium):
     )
     page.goto(address)
     page.locator(".jp-Notebook .jp-CodeCell").nth(VIEWS).wait_for()
+    yield page
+    page.close()
+    assert not outside and not complaints
+
+
+def test_all_views(lab, page):
+    _, theme = lab
     run_all(page)
-    page.wait_for_function(
-        f"Object.values(window.mkviz ?? {{}}).filter((t) => t.box() && t.state.frames > 1).length >= {VIEWS}"
-    )
+    all_answered(page)
     first, *strips, second, _ = views(page)
     assert len(strips) == 4 and all(v["range"] == first["range"] for v in strips)
 
     box = first["box"]
-    page.mouse.move(box["x"] + 0.05 * box["width"], box["y"] + box["height"] / 2)
-    page.mouse.wheel(0, -600)
-    page.wait_for_function(  # the strips follow the timeline, the second timeline does not
-        f"""() => {{
-            const span = (t) => t.range()[1] - t.range()[0], all = Object.values(window.mkviz).filter((t) => t.box())
-            return all.filter((t) => span(t) < {0.8 * (first["range"][1] - first["range"][0])}).length >= 5
-        }}"""
-    )
+    zoom(page, box)
+    narrower(page, first["range"], 5)  # the strips follow the timeline, the second timeline does not
     page.wait_for_timeout(1000)
     now = views(page)
     assert all(v["range"] == pytest.approx(now[0]["range"]) for v in now[1:5])
@@ -141,6 +171,20 @@ def test_all_views(lab, chromium):
     folder = os.environ.get("MKVIZ_SCREENSHOTS")
     if folder:
         page.screenshot(path=str(Path(folder) / f"jupyterlab-{theme.lower()}.png"))
-    assert "#14181f" in colours if theme == "Dark" else set(colours) == {"#ffffff"}, dark
-    page.close()
-    assert not outside and not complaints
+    assert set(colours) == {"#14181f" if theme == "Dark" else "#ffffff"}, dark
+
+
+def test_cells_run_again_in_a_page_opened_anew(lab, page):
+    """The kernel is the same, and so are views: those that a cell shows again, and those that it makes anew."""
+    run_all(page)
+    all_answered(page)
+    first = views(page)[0]
+    run_again(page, 2)  # view.occupancy
+    page.wait_for_function(f"Object.values(window.mkviz).filter((t) => t.box()).length == {VIEWS}")
+    page.wait_for_timeout(2000)
+    zoom(page, views(page)[1]["box"])
+    narrower(page, first["range"], 5)
+    run_again(page, 1)  # view = mkviz.timeline(trace), whose output holds the scripts that draw
+    whole = f"(t) => t.box() && t.state.frames > 1 && t.range()[1] == {first['range'][1]}"
+    page.wait_for_function(f"Object.values(window.mkviz).filter({whole}).length == 2")  # with the second timeline
+    assert views(page)[0]["range"] == first["range"]
