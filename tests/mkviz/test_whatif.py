@@ -26,6 +26,8 @@ from mkviz.step_records import steps_of
 from mkviz.store import LiveStore
 from mkviz.trace import Trace
 from mkviz.whatif import BOUND, whatif
+from mkviz.whatif_case import Case
+from mkviz.whatif_change import Change
 
 
 def source(graph, schedule, machine, kind="simulated", **how):
@@ -375,3 +377,28 @@ def test_the_command(tmp_path, capsys):
     assert "'attention': an op and how many times faster" in capsys.readouterr().err
     assert main(["whatif", of]) == 2
     assert "nothing is to change" in capsys.readouterr().err
+
+
+def test_predictions_come_near_what_the_changed_machine_does():
+    """Steps of a machine whose hand-overs and math nobody is told, predicted from their records, against that machine changed.
+    Its bandwidth and ring are known, as they are of a measured GPU."""
+    told = replace(SMALL, publish_ns=0, hop_ns=5, feed_ns=0, task_overhead_ns=0, sm_math_bandwidth=1e12)
+    changes = {"faster": {"matmul": 2}, "no_prefetch": True, "bandwidth": 0.5, "kernel_per_op": True, "sms": 4}
+    off, refused = {name: [] for name in changes}, 0
+    for seed in range(1, 25):
+        graph = random_graph(seed, layers=4, width=8)
+        schedule = make_schedule(graph, 1 + seed % 3, "round_robin")
+        if len(graph.wait_counter) == 0 or not (graph.op == graph.ops.index("matmul")).any():
+            continue
+        of = source(graph, schedule, SMALL, kind="measured")
+        true = Case(graph, schedule, SMALL, Costs.of_machine(graph, SMALL), np.zeros(len(graph), bool))
+        for name, value in changes.items():
+            try:
+                (p,) = whatif(of, 7, told, **{name: value}).predictions
+            except MkvizError as error:
+                assert "beyond 5%" in str(error)
+                refused += 1
+            else:
+                off[name].append(abs(p.change - Change.of(**{name: value}).on(true).replay.makespan / true.replay.makespan + 1))
+    assert refused <= 10 and min(map(len, off.values())) >= 15
+    assert max(np.median(points) for points in off.values()) < 0.03  # of changes that are 5 to 40 % of a step
