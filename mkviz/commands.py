@@ -53,7 +53,8 @@ class Export:
         words = "a step, or the first and the last one (default: all)"
         which.add_argument("--steps", type=steps_argument, metavar="A[-B]", help=words)
         which.add_argument("--range", type=_span, metavar="A-B", help="µs since the first step began, as in the page's address")
-        parser.add_argument("--table", choices=("ops", "waits", "steps", "why"), default="ops", help="which one a CSV holds")
+        parser.add_argument("--table", choices=("ops", "waits", "steps", "why", "requests"), default="ops",
+                            help="which one a CSV holds")  # fmt: skip
         parser.add_argument("--dark", action="store_true", help="dark colours")
         parser.add_argument("--overwrite", action="store_true", help="replace what is there")
 

@@ -1,4 +1,4 @@
-"""Request times: what each request of a server waited for and got; docs/analyses.md has the definitions."""
+"""Request times: what each request of a server waited for and got; docs/serving.md has the definitions."""
 
 from __future__ import annotations
 
