@@ -112,6 +112,11 @@ class Summary:
     def tail_share(self) -> float:
         return self.tail / self.stepped if self.stepped else 0.0
 
+    @property
+    def unbegun_share(self) -> float:
+        """What is left: a task was ready and had not begun."""
+        return max(0.0, 1 - self.busy_share - self.wait_share - self.tail_share) if self.stepped else 0.0
+
 
 def _select(snapshot: Snapshot, tables: GraphTables, x0: float, x1: float):
     """Kernel arguments for the steps that touch [x0, x1): step rows, begin and end f64 ns, table offsets."""

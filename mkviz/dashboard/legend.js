@@ -22,7 +22,7 @@ export function render({model, el}) {
         button = document.createElement("button")
         button.type = "button"
         button.innerHTML = "<i></i><span></span><b></b>"
-        button.title = `${item.op}: click hides or shows, alt-click shows it alone`
+        button.title = item.title
         button.addEventListener("click", (event) => model.send_msg({op: item.op, alone: event.altKey}))
         buttons.set(item.op, button)
         el.append(button)
@@ -31,10 +31,10 @@ export function render({model, el}) {
       button.disabled = !item.clickable
       button.setAttribute("aria-pressed", String(!item.hidden))
       button.classList.toggle("off", item.hidden)
-      button.querySelector("i").style.background = item.colour
+      button.querySelector("i").style.background = item.strip ? `linear-gradient(135deg, transparent 50%, ${item.strip} 50%)` : item.colour
       button.querySelector("i").hidden = model.ramp.colours !== undefined
-      button.querySelector("i").className = item.clickable ? "" : "hatched"
-      button.querySelector("span").textContent = item.op
+      button.querySelector("i").className = item.colour ? "" : "blank"
+      button.querySelector("span").textContent = item.words
       button.querySelector("b").textContent = item.share
     }
   }

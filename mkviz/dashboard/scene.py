@@ -20,6 +20,11 @@ ROLE_LIMIT = RECT_LIMIT // len(roles.ROLES)  # the same with a bar per role
 MAX_PIXELS = 600_000  # of an image frame: keeps a message under 1 MB
 MARGIN = 0.5  # of a viewport, sent on either side so that a drag finds something there
 DIM = 0.18
+IDLE = {  # what an SM does while it runs no task: in the legend, and in more words
+    "wait": ("wait", "grey: what the SM's next task waits for had not happened yet"),
+    "ready": ("ready, not begun", "blank before a task: its bytes were still on their way, or overhead came first"),
+    "tail": ("tail: no task left", "blank at a step's end, pale orange in the strip of waits: others still run"),
+}
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,12 @@ class Scene:
     @cached_property
     def summary(self) -> lod.Summary:
         return lod.summary(self.snapshot, self.tables, self.x0, self.x1)
+
+    @property
+    def idle_shares(self) -> dict[str, float]:
+        """By the keys of IDLE: share of all lanes' time within the steps in view; with what tasks take they add up to 1."""
+        total = self.summary
+        return dict(zip(IDLE, (total.wait_share, total.unbegun_share, total.tail_share), strict=True))
 
     def image_u8(self) -> tuple[np.ndarray, list[str]]:
         """u8[lanes or sub-lanes in view, cols] palette indices and the 256 colours they mean, for the look's mode."""

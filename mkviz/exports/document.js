@@ -360,16 +360,18 @@ function legend() {  // the ops with their share of all lanes' time within steps
   }
   for (let i = 0; i < c.tail_begin.length; i++) tail += inside(c.tail_begin[i], c.tail_end[i])
   for (let i = 0; i < c.step_begin.length; i++) stepped += inside(c.step_begin[i], c.step_end[i]) * lanes
-  const items = [...about.ops.map((op, k) => [op, about.colours[k], busy[k], k]), ["wait", "#8d949e", wait, -1], ["tail", "#8d949e", tail, -1]]
+  const items = [...about.ops.map((op, k) => [op, about.colours[k], busy[k], k]), ["wait", about.wait, wait, -1],
+    ["ready", "", Math.max(stepped - busy.reduce((a, b) => a + b, wait + tail), 0), -1], ["tail", "", tail, -1]]
   $(".legend").replaceChildren(...items.map(([name, colour, time, op]) => {
     const button = Object.assign(document.createElement("button"), {type: "button", disabled: op < 0})
-    button.title = op < 0 ? "" : `${name}: click hides or shows, alt-click shows it alone`
+    button.title = op < 0 ? about.idle[name][1] : `${name}: click hides or shows, alt-click shows it alone`
     button.setAttribute("aria-pressed", String(!hidden.has(op)))
     button.dataset.op = name
-    for (const [kind, text] of [["i", ""], ["span", name], ["b", `${(100 * time / (stepped || 1)).toFixed(1)} %`]]) {
+    for (const [kind, text] of [["i", ""], ["span", op < 0 ? about.idle[name][0] : name], ["b", `${(100 * time / (stepped || 1)).toFixed(1)} %`]]) {
       button.append(Object.assign(document.createElement(kind), {textContent: text}))
     }
-    button.firstChild.style.background = colour
+    button.firstChild.style.background = name === "tail" && op < 0 ? `linear-gradient(135deg, transparent 50%, ${about.tail} 50%)` : colour
+    button.firstChild.classList.toggle("blank", !colour)
     button.addEventListener("click", (event) => {
       const others = about.ops.map((_, k) => k).filter((k) => k !== op)
       if (event.altKey) {

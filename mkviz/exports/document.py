@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkviz import __version__, lod, palette
+from mkviz.dashboard.scene import IDLE
 from mkviz.dashboard.theme import DARK, KIND_COLOURS, LIGHT
 from mkviz.errors import MkvizError
 from mkviz.exports.columns import pack
@@ -40,7 +41,7 @@ def document(excerpt: Excerpt) -> bytes:
         "inks": [palette.ink(c) for c in palette.op_colours(snapshot.ops)],
         "palette": table, "levels": levels, "wait_base": palette.WAIT_BASE, "wait_levels": palette.WAIT_LEVELS,
         "wait_wins": palette.WAIT_WINS, "wait": palette.WAIT, "tail": palette.TAIL_ABOVE, "reads": palette.READS,
-        "counters": _counters(snapshot)[1], "columns": described,
+        "idle": IDLE, "counters": _counters(snapshot)[1], "columns": described,
         "themes": {"light": vars(LIGHT), "dark": vars(DARK)}, "dark": excerpt.look.dark,
         "hidden": sorted(excerpt.look.hidden),
     }  # fmt: skip

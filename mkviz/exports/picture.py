@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkviz import palette
+from mkviz.dashboard.scene import IDLE
 from mkviz.dashboard.theme import KIND_COLOURS, theme_of
 from mkviz.dashboard.units import duration, percent
 
@@ -53,7 +54,7 @@ def picture(excerpt: Excerpt, form: str) -> bytes:
         _draw_strips(strips, scene, theme)
         figure.text(LEFT, 0.965, excerpt.title, size=11, weight="bold", color=KIND_COLOURS[excerpt.kind][excerpt.look.dark])
         figure.text(LEFT, 0.94, excerpt.words, color=theme.faint)
-        _draw_legend(figure, scene)
+        _draw_legend(figure, scene, theme)
         out = io.BytesIO()
         metadata = {"Date": None, "Title": excerpt.title} if form == "svg" else {"Title": excerpt.title}
         figure.savefig(out, format=form, dpi=DPI, metadata=metadata)
@@ -133,15 +134,18 @@ def _draw_strips(strips: list[Axes], scene: Scene, theme: Theme) -> None:
         axes.spines[:].set_visible(True)
 
 
-def _draw_legend(figure, scene: Scene) -> None:
-    """The ops with their share of all lanes' time within steps, then wait and tail."""
+def _draw_legend(figure, scene: Scene, theme: Theme) -> None:
+    """The ops with their share of all lanes' time within steps, then what SMs do while they run none."""
     from matplotlib.patches import Patch
 
     total = scene.summary
     items = [(op, colour, busy / (total.stepped or 1)) for op, colour, busy in
              zip(scene.snapshot.ops, scene.op_colours, total.busy, strict=True) if op not in scene.look.hidden]  # fmt: skip
-    items += [("wait", palette.WAIT, total.wait_share), ("tail", "#eebf9f", total.tail_share)]
     patches = [Patch(color=colour, label=f"{op} {percent(share)}") for op, colour, share in items]
+    for name, share in scene.idle_shares.items():
+        fill = {"wait": palette.WAIT, "ready": theme.page, "tail": palette.TAIL_ABOVE}[name]
+        edge = palette.WAIT if name == "wait" else theme.faint
+        patches.append(Patch(facecolor=fill, edgecolor=edge, label=f"{IDLE[name][0]} {percent(share)}"))
     figure.legend(
         handles=patches, loc="lower left", bbox_to_anchor=(LEFT - 0.008, 0.01), ncols=8, frameon=False, handlelength=1
     )

@@ -189,6 +189,7 @@ def test_hand_worked_step(kernels):
     assert f.rate.tolist() == pytest.approx([2.5] * 4 + [0] + [5] * 4 + [0])
     total = lod.summary(snapshot, lod.GraphTables(snapshot), 0, 100, kernels)
     assert (total.busy_share, total.wait_share, total.tail_share) == pytest.approx((80 / 270, 40 / 270, 140 / 270))
+    assert total.unbegun_share == pytest.approx(10 / 270)
 
 
 @BOTH
