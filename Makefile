@@ -16,6 +16,7 @@ PINS := $(wildcard constraints/py$(MINOR).txt)
 # Bytecode is left to the first import: compiling all of it would double the time.
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(PINS:%=-c %)
 MARKS ?= not gpu and not slow and not browser
+JOBS ?= 2  # processes that the tests run in, a file of tests in one of them
 
 .PHONY: demo test browser lint constraints clean
 
@@ -23,7 +24,7 @@ demo: $(VENV)/base  ## the dashboard with the demo model, on the CPU
 	$(BIN)/mkviz view
 
 test: $(VENV)/test  ## the tests that need neither a GPU nor a browser
-	$(BIN)/python -m pytest -m "$(MARKS)"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(MARKS)"
 
 browser: $(VENV)/test  ## the tests that drive Chromium
 	$(BIN)/python -m pytest -m "browser and not slow"
