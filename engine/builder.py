@@ -39,6 +39,13 @@ class StepShape:
         bucket = next(b for b in ROW_BUCKETS if b >= rows)
         return cls(bucket, 1 << max(0, ceil(keys / SPLIT) - 1).bit_length())
 
+    @classmethod
+    def up_to(cls, rows: int, keys: int) -> list[StepShape]:
+        """All shapes that steps of up to ``rows`` rows and ``keys`` keys may have, the largest last."""
+        largest = cls.covering(rows, keys)
+        splits = [1 << i for i in range(largest.splits.bit_length())]
+        return [cls(bucket, s) for bucket in ROW_BUCKETS if bucket <= largest.rows for s in splits]
+
     @property
     def row_block(self) -> int:
         """Rows handled by one attention task."""

@@ -23,6 +23,7 @@ from engine.sampling import SamplingParams
 from engine.sequence import Pieces, Sequence
 from engine.stats import EngineStats
 from engine.step_time import StepTime
+from engine.tables import build_tables
 from engine.tiling import PAGE
 from engine.tokenizer import Tokenizer
 from engine.watchdog import Watchdog
@@ -67,9 +68,10 @@ class Engine:
 
     Each step carries one row of every decoding request and prompt tokens of those being prefilled, so that a new request does
     not stop the others.  ``itl_budget_ms``: from one token of a request to its next, prompts take no more time than this leaves
-    (None: as many rows as fit a step).  ``context``: longest request in tokens, if less than the model's.  ``pages``: KV pages
-    of 64 tokens.  ``prefix_cache``: whether requests of one salt share the pages of a common beginning.  ``step_timeout``:
-    seconds after which a step is given up and its requests fail.  ``backend``: cpu or cuda; ``options`` go to it (sms, …).
+    (None: as many rows as fit a step); the task tables of all step shapes are built at once then, as that takes longer than any
+    budget.  ``context``: longest request in tokens, if less than the model's.  ``pages``: KV pages of 64 tokens.
+    ``prefix_cache``: whether requests of one salt share the pages of a common beginning.  ``step_timeout``: seconds after which
+    a step is given up and its requests fail.  ``backend``: cpu or cuda; ``options`` go to it (sms, …).
 
     ``lossless``: no record may be lost, so rings that are half full are emptied before the next step begins.  That takes time
     between steps and none within them: a step lasts from the first ready to the last publish of its tasks.  Without, whoever
@@ -99,6 +101,8 @@ class Engine:
             if backend == "cpu":
                 pages = max(1, min(pages, free_host_memory() // 2 // kind.page_bytes(self.config)))
         self.backend = kind(self.config, Weights.open(directory, self.config), pages=pages, trace=trace, **options)
+        if itl_budget_ms:
+            build_tables(self.backend, min(self.config.max_positions, pages * PAGE))
         self.pool = PagePool(pages)
         sliding = all(layer.attention == "sliding" for layer in self.config.layers)
         self.batcher = Batcher(
@@ -108,7 +112,7 @@ class Engine:
         )  # fmt: skip
         self.lossless = lossless
         self.drain = Drain(self.backend.rings.link(), budget=None if lossless else BUDGET).start() if trace else None
-        self._announced = 0  # graphs that the drain knows
+        self._announced: set[int] = set()  # graphs that the drain knows
         self._numbers = itertools.count()
         self._counts: Counter[str] = Counter()
         self._run_seconds = 1.0  # that a request runs, of late
@@ -372,9 +376,9 @@ class Engine:
         self._counts["steps"] += 1
         if self.drain is None:
             return
-        while self._announced < len(self.backend.graphs):
-            self.drain.graph(self._announced, *self.backend.graphs[self._announced])
-            self._announced += 1
+        if result.graph not in self._announced:
+            self._announced.add(result.graph)
+            self.drain.graph(result.graph, *self.backend.graphs[result.graph])
         of = [sequence for sequence, _ in step.rows]
         rows = [
             Row(i, of[owner].request, position, token, "decode" if of[owner].state == "decode" else "prefill")

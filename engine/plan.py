@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from engine.builder import StepShape
+    from mkviz.graph import Graph
+    from mkviz.schedule import Schedule
 
 
 @dataclass
@@ -40,9 +45,15 @@ class StepResult:
 
 
 class Backend(Protocol):
-    """Runs steps.  ``name`` is ``cpu`` or ``cuda``."""
+    """Runs steps.  ``name`` is ``cpu`` or ``cuda``; ``max_rows``: of a step; ``graphs``: of each task table, by number;
+    ``serial``: the number of the next step.  ``program`` builds the task table of a shape, if there is none yet."""
 
     name: str
+    max_rows: int
+    graphs: dict[int, tuple[Graph, Schedule]]
+    serial: int
 
+    def program(self, shape: StepShape) -> object: ...
+    def zero_pages(self, pages: list[int]) -> None: ...
     def step(self, plan: StepPlan) -> StepResult: ...
     def close(self) -> None: ...

@@ -167,7 +167,7 @@ class CpuBackend:
 
     # -- task tables ----------------------------------------------------------------------------------------------------
 
-    def _table(self, shape: StepShape) -> BoundTable:
+    def program(self, shape: StepShape) -> BoundTable:
         """The task table for a step shape; built, scheduled and checked at first use."""
         if shape not in self._tables:
             built = build_graph(self.config, shape, self.tiling, self.weight_bytes)
@@ -213,7 +213,7 @@ class CpuBackend:
         keys = int(plan.position.max()) + 1
         if keys > self.config.max_positions:
             raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
-        table = self._table(StepShape.covering(len(plan), keys))
+        table = self.program(StepShape.covering(len(plan), keys))
         self._fill(plan)
         it = pack(StepCall, binding=self._binding, epoch=table.steps, step=self.serial, trace=self.trace, seed=self.seed,
                   jitter=self.jitter_ns, workers=self.workers)  # fmt: skip

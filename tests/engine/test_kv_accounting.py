@@ -134,7 +134,7 @@ def test_at_random():
 def test_ten_thousand_operations():
     done = run(250)
     assert done["operations"] >= 10_000
-    assert all(done[what] >= 100 for what in ("preempted", "cached", "evicted")), done
+    assert all(done[what] >= 30 for what in ("preempted", "cached", "evicted")), done
 
 
 # -- by hand

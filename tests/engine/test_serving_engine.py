@@ -253,6 +253,33 @@ def test_a_step_that_never_ends_does_not_keep_close(model):
 # -- what is told
 
 
+def test_with_a_budget_no_step_waits_for_its_task_table(model):
+    engine = Engine(model, sms=4, workers=2, itl_budget_ms=50)
+    tables, heard = dict(engine.backend.graphs), []
+    assert [(g.meta["rows"], g.meta["splits"]) for g, _ in tables.values()] == [
+        (rows, splits) for rows in (1, 2, 4, 8, 16, 32, 64) for splits in (1, 2)
+    ]  # contexts of 512, in splits of 256
+
+    class Heard:
+        def graph(self, graph_id, graph, schedule):
+            heard.append(graph_id)
+
+        def step(self, info, events):
+            assert info.graph in heard
+
+        def request(self, info): ...
+        def token(self, info): ...
+        def lost(self, *_): ...
+
+    engine.add_sink(Heard())
+    streams = [engine.stream(engine.submit(prompt(i, n), params(max_tokens=20))) for i, n in enumerate((5, 300, 80, 200))]
+    assert [len(tokens_of(s)) for s in streams] == [20] * 4
+    engine.close()
+    assert engine.backend.graphs.keys() == tables.keys()
+    assert engine.drain.detached == [] and 2 <= len(heard) == len(set(heard)) < len(tables)  # sinks hear of those that ran
+    assert engine.batcher.step_time.most_rows > 1
+
+
 def test_who_makes_room_says_so(model):
     """Three requests that grow to three pages each, in six: the last makes room, and gives the tokens that it gives alone."""
     engine = Engine(model, sms=4, workers=2, pages=6, lossless=True)
