@@ -121,13 +121,13 @@ def test_an_sm_without_a_reading_counts_evenly_and_that_is_told():
 
 def test_random_schedules_keep_every_nanosecond_and_byte():
     readings = 0
-    for seed, step, _ in simulated_steps(60):
+    for seed, step, _ in simulated_steps(24):
         o = occupancy(store_of_steps(step), bins=1 + seed * 7, machine=SMALL)
         assert o.busy.sum() == charge(step)["compute"].sum(), seed
         assert o.bytes.sum() == pytest.approx(o.read) and o.read == step.graph.bytes.sum()
         assert o.bytes.min() >= 0
         readings += o.dated > 0
-    assert readings > 30
+    assert readings > 12
 
 
 def test_intervals_before_a_time_even_where_sums_wrap_around():
