@@ -254,7 +254,7 @@ class Analyses:
         self.source_name, self.steps = query.get("source", ""), query.get("steps", "").strip()
         self.only = query["panel"] if query.get("panel") in self.panels else ""
         self.auto = query.get("again") != "no"
-        for name, values in self.values.items():
+        for name, values in DEFAULTS.items():
             self.values[name] = settle(name, values, {key: query[key] for key in values if key in query})
         if not self.source_name:
             self.source_name = self.hub.first
