@@ -195,7 +195,9 @@ class LiveStore:
         tasks = events[kind == KIND_TASK]
         good = tasks[(tasks["sm"] < self._graphs[info.graph][1].sms) & (tasks["task"] < len(op_of))]
         bad = len(tasks) - len(good)
-        good = good[np.lexsort((good["begin"], good["sm"]))]
+        sm, at = good["sm"], good["begin"]
+        if not ((sm[1:] > sm[:-1]) | (sm[1:] == sm[:-1]) & (at[1:] >= at[:-1])).all():  # as traces are, sorted long ago
+            good = good[np.lexsort((at, sm))]
         derived = {"op": op_of[good["task"]], "last_chunk": last_chunks(events[kind == KIND_PHASES], len(op_of))[good["task"]]}
         with self._lock:
             self._lost_records += bad  # ``info.lost`` of a step is told by ``lost`` too, as part of the total
