@@ -53,8 +53,11 @@ class ManySteps:
     def shapes(self) -> dict[Shape, np.ndarray]:
         """Rows of ``times`` by (graph, rows, rows of prefill), those of steps without lost records, most steps first."""
         whole = np.flatnonzero((self.times["lost"] == 0) & (self.times["ns"] >= 0))
-        found, of = np.unique(self.times[["graph", "rows", "prefill"]][whole], return_inverse=True)
-        groups = [(tuple(map(int, shape)), whole[of == i]) for i, shape in enumerate(found.tolist())]
+        keys = [self.times[name][whole] for name in ("prefill", "rows", "graph")]
+        order = np.lexsort(keys)
+        new = np.any([np.diff(key[order]) != 0 for key in keys], axis=0)
+        parts = np.split(whole[order], np.flatnonzero(new) + 1) if len(whole) else []
+        groups = [(tuple(int(self.times[name][rows[0]]) for name in ("graph", "rows", "prefill")), rows) for rows in parts]
         return dict(sorted(groups, key=lambda group: -len(group[1])))
 
     @cached_property
@@ -218,8 +221,10 @@ def _explain(found: ManySteps, source, kept: set[int] | None) -> None:
         out = out[np.isin(found.times["step"][out], list(kept))]
     if len(out) > EXPLAINED:
         found.notes.append(f"of {len(out)} outliers the {EXPLAINED} farthest have causes")
-    typical = {int(row): found.typical(shape) for shape, rows in found.shapes.items() for row in rows}
-    pairs = [(int(found.times["step"][row]), typical[int(row)]) for row in out[:EXPLAINED]]
+    typical = np.zeros(len(found.times), np.int64)
+    for shape, rows in found.shapes.items():
+        typical[rows] = found.typical(shape)
+    pairs = [(int(found.times["step"][row]), int(typical[row])) for row in out[:EXPLAINED]]
     pairs = [pair for pair in pairs if kept is None or pair[1] in kept]
     if not pairs:
         return
