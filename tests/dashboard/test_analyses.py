@@ -145,6 +145,11 @@ def test_an_answer_to_an_earlier_question_is_dropped(analyses, jobs):
     analyses.tick()
     analyses.ask_with("accounting", {"by": "layer"})
     assert len(jobs) == 2
+    jobs.work()
+    analyses.ask_with("accounting", {"by": "sm"})  # the answer by layer is there and not taken yet
+    analyses.tick()
+    assert analyses.panels["accounting"].finding is None
+    analyses.ask_with("accounting", {"by": "layer"})
     show(analyses, jobs)
     assert "by layer" in analyses.panels["accounting"].finding.tables
     analyses.controlled("steps", "9")
