@@ -53,6 +53,7 @@ class RequestLanes:
             sizing_mode="stretch_width", visible=False,
         )  # fmt: skip
         self.root = bare_figure(x_range, Range1d(0, 1), height=LEAST_PX, sizing_mode="stretch_width", visible=False)
+        self.root.name = "requests"
         self.root.xaxis.visible = False
         self.root.yaxis[0].ticker = FixedTicker(ticks=[])
         self.root.hbar(

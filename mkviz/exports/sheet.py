@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def sheet(excerpt: Excerpt, name: str = "ops") -> bytes:
-    """UTF-8 CSV (RFC 4180) of one of the tables ``ops``, ``waits``, ``steps``, ``why``, ``requests``, with the page's limits: 20
-    longest waits, 100 newest steps and requests.  Raises MkvizError for another name."""
+    """UTF-8 CSV (RFC 4180) of one of the tables ``ops``, ``waits``, ``steps``, ``why``, ``requests``, with the page's limits:
+    20 longest waits, 100 newest steps and requests.  Raises MkvizError for another name."""
     if name not in TABLES:
         raise MkvizError(f"table {name!r}", f"one of {', '.join(TABLES)}")
     table = TABLES[name](excerpt.scene(1000), excerpt.x0, excerpt.x1)
