@@ -82,6 +82,7 @@ class FlightRecorder:
         self._lock = threading.Lock()
         self._graphs: dict[int, tuple[Graph, Schedule]] = {}
         self._groups: dict[Shape, _Group] = {}
+        self._nbytes = 0
         self._times, self._count, self._most = np.zeros(1024, TIMES), 0, times
         self._clocks: Clocks | None = None
 
@@ -98,10 +99,10 @@ class FlightRecorder:
         if info.graph not in self._graphs:
             raise MkvizError(f"step {info.step}: graph {info.graph} is unknown", "send the graph before its steps")
         graph, schedule = self._graphs[info.graph]
-        tasks = events[events["flags"] & KIND_MASK == KIND_TASK]
-        good = tasks[(tasks["sm"] < schedule.sms) & (tasks["task"] < len(graph))]
-        begin, end = step_bounds(info, good)
-        lost, shape = info.lost + len(tasks) - len(good), shape_of(info)
+        is_task = events["flags"] & KIND_MASK == KIND_TASK
+        is_good = is_task & (events["sm"] < schedule.sms) & (events["task"] < len(graph))
+        begin, end = step_bounds(info, events if is_good.all() else events[is_good])  # mostly all are, and nothing is copied
+        lost, shape = info.lost + int(is_task.sum() - is_good.sum()), shape_of(info)
         with self._lock:
             ns = min(end - begin, MOST_NS)  # what is longer cannot be; it is kept, and analyses refuse it by its number
             self._remember((info.step, *shape, begin, ns, lost))
@@ -124,8 +125,7 @@ class FlightRecorder:
     @property
     def nbytes(self) -> int:
         """Bytes of the steps that are kept."""
-        with self._lock:
-            return self._nbytes()
+        return self._nbytes
 
     def many_steps(self) -> ManySteps:
         """The times of all steps, with the causes of those that are kept."""
@@ -169,7 +169,7 @@ class FlightRecorder:
             self._tell(sink)
 
     def _store(self) -> LiveStore:
-        store = LiveStore(self.label + SLOWEST, self.kind, max(4 * self._nbytes(), 64 << 20))
+        store = LiveStore(self.label + SLOWEST, self.kind, max(4 * self._nbytes, 64 << 20))
         self._tell(store)
         store.close()
         return store
@@ -180,9 +180,6 @@ class FlightRecorder:
             sink.graph(graph_id, *self._graphs[graph_id])
         for step in kept:
             sink.step(step.info, step.events)
-
-    def _nbytes(self) -> int:
-        return sum(group.nbytes for group in self._groups.values())
 
     def _remember(self, row: tuple) -> None:
         if self._count == self._most:  # the older half makes room at once, so that this costs little
@@ -203,17 +200,20 @@ class FlightRecorder:
         slow = len(group.worst) < self.worst or ns > group.worst[0].ns
         if not (typical or slow):
             return
-        step = _Kept(ns, info.step, info, events.copy())
+        step, before = _Kept(ns, info.step, info, events.copy()), group.nbytes
         if typical:
             group.typical = step
         if slow:
             heappush(group.worst, step)
             if len(group.worst) > self.worst:
                 heappop(group.worst)
-        while self._nbytes() > self.max_bytes:
+        self._nbytes += group.nbytes - before
+        while self._nbytes > self.max_bytes:
             largest = max(self._groups.values(), key=lambda g: g.nbytes)
+            before = largest.nbytes
             if largest.worst:
                 heappop(largest.worst)
             else:
                 largest.typical = None
+            self._nbytes += largest.nbytes - before
             self.dropped += 1

@@ -119,6 +119,7 @@ def test_the_recorder_stays_within_its_memory():
     recorder = FlightRecorder(worst=50, max_bytes=2000, times=100)
     tell(recorder, [40 + (k * 37) % 1000 for k in range(500)])
     assert 0 < recorder.nbytes <= 2000 and recorder.dropped > 0
+    assert recorder.nbytes == sum(group.nbytes for group in recorder._groups.values())
     kept = recorder.store().snapshot().steps
     slowest = sorted(((k * 37) % 1000 for k in range(500)), reverse=True)
     assert (kept["end"] - kept["begin"]).max() == 100 + slowest[0]
