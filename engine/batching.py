@@ -110,16 +110,16 @@ def shares(wanted: list[int], total: int) -> list[int]:
 class Batcher:
     """``batch`` requests at once, ``max_rows`` rows a step, ``budget_ns`` from one token of a request to its next (None: no
     limit).  ``window``: keys that a row sees where every layer is sliding, so that older pages are given back; else 0.
-    ``prefix_cache``: whether pages are shared.
+    ``prefix_cache``: whether pages are shared.  ``pause_decode``: prompts first, decoding waits: what others do, to compare.
 
     Not for several threads at once.
     """
 
     def __init__(self, pool: PagePool, step_time: StepTime, *, max_rows: int, batch: int, budget_ns: float | None = None,
-                 window: int = 0, prefix_cache: bool = True):  # fmt: skip
+                 window: int = 0, prefix_cache: bool = True, pause_decode: bool = False):  # fmt: skip
         self.pool, self.step_time = pool, step_time
         self.max_rows, self.batch, self.budget_ns, self.window = max_rows, batch, budget_ns, window
-        self.prefix_cache = prefix_cache
+        self.prefix_cache, self.pause_decode = prefix_cache, pause_decode
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []  # in order of arrival
         self.waiting = Turns()
@@ -227,6 +227,8 @@ class Batcher:
         prompts = [s for s in self.running if s.state != "decode"]
         if not prompts:
             return decode
+        if self.pause_decode:
+            return self._chunk(prompts, self.max_rows)
         room, wanted = self.max_rows - len(decode), sum(s.left for s in prompts)
         if not decode or self.budget_ns is None:
             return decode + self._chunk(prompts, min(room, wanted))

@@ -70,8 +70,9 @@ class Engine:
     not stop the others.  ``itl_budget_ms``: from one token of a request to its next, prompts take no more time than this leaves
     (None: as many rows as fit a step); the task tables of all step shapes are built at once then, as that takes longer than any
     budget.  ``context``: longest request in tokens, if less than the model's.  ``pages``: KV pages of 64 tokens.
-    ``prefix_cache``: whether requests of one salt share the pages of a common beginning.  ``step_timeout``: seconds after which
-    a step is given up and its requests fail.  ``backend``: cpu or cuda; ``options`` go to it (sms, …).
+    ``prefix_cache``: whether requests of one salt share the pages of a common beginning.  ``pause_decode``: no request decodes
+    while a prompt is read, for comparison.  ``step_timeout``: seconds after which a step is given up and its requests fail.
+    ``backend``: cpu or cuda; ``options`` go to it (sms, …).
 
     ``lossless``: no record may be lost, so rings that are half full are emptied before the next step begins.  That takes time
     between steps and none within them: a step lasts from the first ready to the last publish of its tasks.  Without, whoever
@@ -80,8 +81,8 @@ class Engine:
 
     def __init__(self, model: str | None = None, *, backend: str = "cpu", batch: int = 8, queue: int | None = None,
                  pages: int | None = None, context: int | None = None, itl_budget_ms: float | None = None,
-                 prefix_cache: bool = True, step_timeout: float = 300.0, trace: bool = True, lossless: bool = False,
-                 **options):  # fmt: skip
+                 prefix_cache: bool = True, pause_decode: bool = False, step_timeout: float = 300.0, trace: bool = True,
+                 lossless: bool = False, **options):  # fmt: skip
         directory = resolve_model(model)
         self.model = directory.name if model else "demo"
         self.config: ModelConfig = _within(load_config(directory), context)
@@ -108,7 +109,7 @@ class Engine:
         self.batcher = Batcher(
             self.pool, StepTime(self.config), max_rows=kind.max_rows, batch=batch,
             budget_ns=itl_budget_ms and itl_budget_ms * 1e6, window=self.config.window if sliding else 0,
-            prefix_cache=prefix_cache,
+            prefix_cache=prefix_cache, pause_decode=pause_decode,
         )  # fmt: skip
         self.lossless = lossless
         self.drain = Drain(self.backend.rings.link(), budget=None if lossless else BUDGET).start() if trace else None

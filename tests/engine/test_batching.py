@@ -207,10 +207,10 @@ def step_ns(spans):
     return 2e6 + 0.5e6 * rows + 1e3 * sum(n * first + n * (n + 1) // 2 for first, n in spans)
 
 
-def decode_while_prompts_come(budget_ms, batch=4, decoding=2, prompt=600, max_rows=64, step_ns=step_ns):
+def decode_while_prompts_come(budget_ms, batch=4, decoding=2, prompt=600, max_rows=64, step_ns=step_ns, **options):
     """(gaps in ms between the tokens of requests that decode, ms to the first token of the prompt, paper)."""
     budget = budget_ms and budget_ms * 1e6
-    paper = Paper(pages=80, batch=batch, max_rows=max_rows, step_ns=step_ns, budget_ns=budget)
+    paper = Paper(pages=80, batch=batch, max_rows=max_rows, step_ns=step_ns, budget_ns=budget, **options)
     for i in range(4):  # it has seen steps before
         paper.submit(tokens(90 + i, 300), 4)
         paper.run()
@@ -233,6 +233,12 @@ def test_tokens_come_within_the_budget_while_a_prompt_is_read(budget):
     gaps, _, _ = decode_while_prompts_come(budget)
     assert max(gaps) <= budget * 1.02
     assert np.mean(gaps) > 0.75 * budget  # and the prompt gets what is left of it
+
+
+def test_with_decoding_paused_nobody_gets_a_token_while_a_prompt_is_read():
+    gaps, first, _ = decode_while_prompts_come(None, pause_decode=True)
+    assert gaps == []
+    assert first < decode_while_prompts_come(None)[1]
 
 
 def test_a_budget_that_nothing_fits_still_lets_the_prompt_on():
