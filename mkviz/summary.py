@@ -180,7 +180,7 @@ def summarise(trace: Trace) -> Summary:
     if is_large(trace):
         from mkviz.tally import tally
 
-        account = tally(trace, roles=False)
+        account = tally(trace, full=False)
         steps |= account.table
     else:
         account = Account(trace, steps)

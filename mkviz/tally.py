@@ -33,14 +33,15 @@ OF_TASKS = ("tasks", "skipped", "bytes")
 class Tally:
     """Sums over steps.
 
-    ``groups``: (op, layer), the last one ("", -1) of what belongs to no task.  ``sums`` i64[sms, groups, 9]: ns by SM, group
-    and kind or role (accounting's KINDS, then ROLES).  ``of_tasks`` {tasks, skipped, bytes}: i64[groups].  ``active``: {op: ns
-    during which at least one of its tasks ran}.  Steps that lost records count in ``steps``, ``lossy`` and as unknown only.
-    ``whole_faults`` are of whole steps, ``lossy_faults`` of the others.  ``table``: step, graph, begin, end and lost of each
-    step, i64, ascending, as their records widened them.
+    ``groups``: (op, layer), the last one ("", -1) of what belongs to no task.  ``sums`` i64[sms, groups, 9]: ns by SM (one row
+    of all SMs in a summary's), group and kind or role (accounting's KINDS, then ROLES).  ``of_tasks`` {tasks, skipped, bytes}:
+    i64[groups].  ``active``: {op: ns during which at least one of its tasks ran}.  Steps that lost records count in ``steps``,
+    ``lossy`` and as unknown only.  ``whole_faults`` are of whole steps, ``lossy_faults`` of the others.  ``table``: step,
+    graph, begin, end and lost of each step, i64, ascending, as their records widened them.
     """
 
     groups: list[tuple[str, int]]
+    sms: int
     sums: np.ndarray
     of_tasks: dict[str, np.ndarray]
     active: dict[str, int]
@@ -53,10 +54,6 @@ class Tally:
     waits: bool
     bytes: bool
     table: dict[str, np.ndarray]
-
-    @property
-    def sms(self) -> int:
-        return len(self.sums)
 
     def __add__(self, other: Tally) -> Tally:
         groups = [*dict.fromkeys([*self.groups[:-1], *other.groups[:-1]]), ("", -1)]
@@ -78,7 +75,7 @@ class Tally:
         table = {name: np.concatenate([self.table[name], other.table[name]]) for name in self.table}
         order = np.argsort(table["step"], kind="stable")
         table = {name: values[order] for name, values in table.items()}
-        return Tally(groups, sums, of_tasks, **counts, **numbers, **told, table=table)
+        return Tally(groups, max(self.sms, other.sms), sums, of_tasks, **counts, **numbers, **told, table=table)
 
     def account(self, label: str) -> Account:
         """As an accounting whose entries are summed over steps (step -1)."""
@@ -125,21 +122,21 @@ class Tally:
         return dict(sorted(out.items(), key=lambda item: -item[1].compute))
 
 
-def tally(trace: Trace, steps: tuple[int, int] | None = None, roles: bool = True, threads: int = 0) -> Tally:
-    """The tally of all steps of a trace, or of those from one number to another; ``roles``: whether that of loader, feeder and
-    storer is kept, too; ``threads``: how many share the work (default: a thread for each core).
+def tally(trace: Trace, steps: tuple[int, int] | None = None, full: bool = True, threads: int = 0) -> Tally:
+    """The tally of all steps of a trace, or of those from one number to another; ``full``: with what an accounting needs beyond
+    a summary, that is by SM, and of loader, feeder and storer; ``threads``: how many share the work (default: one a core).
 
     Raises MkvizError for a damaged trace and for a step whose SM time does not fit 63 bits.
     """
     threads = threads or os.cpu_count() or 1
     parts = parts_of(trace, threads, steps)
     if not parts:
-        return _Part(trace, (0, -1), roles).add_all()
+        return _Part(trace, (0, -1), full).add_all()
     apart = [Trace(trace.storage, trace.meta) for _ in parts]  # open files are not shared among threads
     for one in apart:
         one.graphs = trace.graphs
     with ThreadPoolExecutor(threads) as pool:
-        tallies = list(pool.map(lambda one, part: _Part(one, part, roles).add_all(), apart, parts))
+        tallies = list(pool.map(lambda one, part: _Part(one, part, full).add_all(), apart, parts))
     total = tallies[0]
     for more in tallies[1:]:
         total += more
@@ -166,8 +163,8 @@ def parts_of(trace: Trace, count: int, steps: tuple[int, int] | None = None) -> 
 class _Part:
     """Adds up a range of steps of a trace."""
 
-    def __init__(self, trace: Trace, steps: tuple[int, int], roles: bool):
-        self.trace, self.steps, self.roles = trace, steps, roles
+    def __init__(self, trace: Trace, steps: tuple[int, int], full: bool):
+        self.trace, self.steps, self.full = trace, steps, full
         table = trace.steps
         table = {name: table[name].to_numpy().astype(np.int64) for name in ("step", "graph", "begin", "end", "lost")}
         inside = np.flatnonzero((table["step"] >= steps[0]) & (table["step"] <= steps[1]))
@@ -184,10 +181,13 @@ class _Part:
         sms = max([sms for _, sms in self.graphs.values()], default=0)
         count = len(groups) + 1
         self.total = Tally(
-            [*groups, ("", -1)], np.zeros((sms, count, len(KINDS) + len(ROLES)), np.int64),
+            [*groups, ("", -1)], sms, np.zeros((sms if full else 1, count, len(KINDS) + len(ROLES)), np.int64),
             {name: np.zeros(count, np.int64) for name in OF_TASKS}, {}, 0, 0, 0, 0, dict.fromkeys(FAULTS, 0),
             dict.fromkeys(FAULTS, 0), False, False, self.table,
         )  # fmt: skip
+        self.unread = set() if full else {"publish"}
+        if all(len(graph.wait_counter) for graph, _ in self.graphs.values()):
+            self.unread.add("last_wait")  # it says whether there are waits where no graph does
         self.told = {i: (len(graph.wait_counter) > 0, bool(graph.bytes.any())) for i, (graph, _) in self.graphs.items()}
         self.active = np.zeros(len(ops), np.int64)
         self.seen = {i: np.zeros(len(graph), np.int64) for i, (graph, _) in self.graphs.items()}
@@ -204,7 +204,8 @@ class _Part:
 
     def add_all(self) -> Tally:
         row = 0
-        for columns in _whole_steps(self.trace.columns(COLUMNS, self.steps)):
+        names = [name for name in COLUMNS if name not in self.unread]
+        for columns in _whole_steps(self.trace.columns(names, self.steps)):
             step = columns["step"]
             starts = np.flatnonzero(np.append(True, step[1:] != step[:-1]))
             for first, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(step)], strict=True):
@@ -226,6 +227,7 @@ class _Part:
         from mkviz.tally_kernels import WORK, add_step, survey
 
         total, c = self.total, columns
+        publish = c["claim" if "publish" in self.unread else "publish"]
         begin, end, lost = (int(self.table[name][row]) for name in ("begin", "end", "lost"))
         graph_id = int(self.table["graph"][row])
         graph_id = graph_id if graph_id in self.of_graph else -1
@@ -249,19 +251,19 @@ class _Part:
         faults = total.lossy_faults if lossy else total.whole_faults
         faults["lost"] += lost + strays
         faults["strays"] += strays
-        sums, of_tasks = total.sums[:sms], total.of_tasks
+        sums, of_tasks = total.sums[: sms if self.full else 1], total.of_tasks
         active = self.active
         if lossy:  # all of it is unknown; only its records' faults are of interest
             total.lossy += 1
-            sums[:, -1, KINDS.index("unknown")] += until - since
+            sums[:, -1, KINDS.index("unknown")] += (until - since) * (1 if self.full else sms)
             sums, active = np.zeros_like(sums), np.zeros_like(active)
             of_tasks = {name: np.zeros_like(values) for name, values in of_tasks.items()}
         order = np.arange(first, stop) if plain else _ordered(c, first, stop, sms, len(group))
         if self.work.shape[1] < len(order):
             self.work = np.empty((WORK, 2 * len(order)), np.int64)
         add_step(
-            c["sm"], c["task"], c["flags"], c["claim"], c["ready"], c["begin"], c["end"], c["publish"], order, since, until,
-            sms, self.roles, group, op, size, len(self.active), sums, of_tasks["tasks"], of_tasks["skipped"], of_tasks["bytes"],
+            c["sm"], c["task"], c["flags"], c["claim"], c["ready"], c["begin"], c["end"], publish, order, since, until,
+            sms, self.full, group, op, size, len(self.active), sums, of_tasks["tasks"], of_tasks["skipped"], of_tasks["bytes"],
             active, self.counted[int(lossy)], self.seen[graph_id], total.steps, self.work,
         )  # fmt: skip
 

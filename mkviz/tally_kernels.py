@@ -107,8 +107,8 @@ def add_step(sm, task, flags, claim, ready, begin, end, publish, order, since, u
              sums, tasks_of, skipped_of, bytes_of, active_of, faults, seen, stamp, work):  # fmt: skip
     """Add one whole step; ``order``: its good records, tasks by SM, begin and end, others anywhere.
 
-    ``sums`` i64[sms, groups + 1, 9], the last group for what belongs to no task; the others i64 per group (``active_of`` per
-    op) and per fault.  ``group_of``, ``op_of``, ``size_of``: of each task of the graph; ``seen``
+    ``sums`` i64[sms or 1 for all, groups + 1, 9], the last group for what belongs to no task; the others i64 per group
+    (``active_of`` per op) and per fault.  ``group_of``, ``op_of``, ``size_of``: of each task of the graph; ``seen``
     likewise, the ``stamp`` of the last step that it was in.  ``work`` i64[WORK, len(order) or more]: to work in.
     """
     tasks, rest = len(group_of), sums.shape[1] - 1
@@ -133,7 +133,7 @@ def add_step(sm, task, flags, claim, ready, begin, end, publish, order, since, u
             continue
         lane, count = sm[i], 0
         free, doubt, open_end = np.int64(0), False, False
-        mine = sums[lane]
+        mine = sums[lane if len(sums) > 1 else 0]
         while at < n:
             i = order[at]
             if flags[i] & KIND_MASK != KIND_TASK:
@@ -191,7 +191,7 @@ def add_step(sm, task, flags, claim, ready, begin, end, publish, order, since, u
             _in_hand(starts[role], stops[role], rows, count, groups, LOADER + role, mine)
     for lane in range(sms):
         if not done[lane]:
-            sums[lane, rest, TAIL] += makespan
+            sums[lane if len(sums) > 1 else 0, rest, TAIL] += makespan
     for o in range(ops):
         per_op[o + 1] += per_op[o]
     cursor = per_op[:-1].copy()
