@@ -12,12 +12,12 @@ from mkviz.errors import MkvizError
 log = logging.getLogger("mkviz.serve")
 
 
-def open_attach(engine: Engine, settings: Settings, port: int) -> AttachServer | None:
-    """The engine's sink for viewers, named MODEL-PORT; None where it is not wanted or cannot be.  Serving goes on without."""
+def open_attach(engine: Engine, settings: Settings, place: int | str) -> AttachServer | None:
+    """The engine's sink for viewers, named MODEL-PLACE, the place being a port; None where it is not wanted or cannot be.  Serving goes on without."""
     if not (settings.attach and settings.trace):
         return None
     try:
-        server = AttachServer(f"measured ({engine.device})", name=f"{engine.model}-{port}")
+        server = AttachServer(f"measured ({engine.device})", name=f"{engine.model}-{place}")
     except MkvizError as error:
         log.warning("no dashboard can attach: %s", error)
         return None
