@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Security
+from fastapi import APIRouter, FastAPI, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
@@ -15,7 +15,7 @@ from engine.engine import Engine
 from engine.serve.answers import ChatCompletion, Completion, Model, ModelList
 from engine.serve.chat import create_chat
 from engine.serve.completions import create_completion
-from engine.serve.errors import ApiError, ErrorBody, on_http, on_mkviz, on_validation
+from engine.serve.errors import ApiError, ErrorBody, on_api, on_http, on_mkviz, on_validation
 from engine.serve.gate import Gate
 from engine.serve.service import Service
 from engine.serve.settings import Settings
@@ -44,7 +44,8 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
     """The engine stays the caller's: it must outlive the application, and be closed after it."""
     app = FastAPI(title="mkviz", version=__version__, docs_url=None, redoc_url=None)
     service = app.state.service = Service(engine, settings)
-    v1 = APIRouter(prefix="/v1", dependencies=[Security(HTTPBearer(auto_error=False))])
+    bearer = [Security(HTTPBearer(auto_error=False))] if settings.api_key else []  # for the document; the gate looks at keys
+    v1 = APIRouter(prefix="/v1", dependencies=bearer)
     v1.post(
         "/chat/completions", response_model=None, responses={200: {"model": ChatCompletion, "content": _EVENTS}, **_GENERATING}
     )(create_chat)
@@ -76,26 +77,27 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    app.add_exception_handler(ApiError, _on_api)
+    app.add_exception_handler(ApiError, on_api)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(MkvizError, on_mkviz)
     app.add_middleware(Gate, service=service)
     if settings.allow_origin:
         app.add_middleware(CORSMiddleware, allow_origins=settings.allow_origin, allow_methods=["*"], allow_headers=["*"])
-    _drop_422(app)
+    _document(app, service.names)
     return app
 
 
-async def _on_api(_: Request, error: ApiError) -> Response:
-    return error.response()
-
-
-def _drop_422(app: FastAPI) -> None:
-    """The framework documents a 422 for each body; here that is a 400."""
+def _document(app: FastAPI, names: tuple[str, ...]) -> None:
+    """What the framework cannot know: its 422 for a body is a 400 here, and which models there are."""
     document = app.openapi()
+    schemas = document["components"]["schemas"]
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"]["enum"] = list(names)
     for name in ("HTTPValidationError", "ValidationError"):
-        document["components"]["schemas"].pop(name, None)
+        schemas.pop(name, None)
+    for name in ("ChatRequest", "CompletionRequest"):
+        schemas[name]["properties"]["model"]["enum"] = list(names)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from engine.sampling import SamplingParams, StopMatcher
 from engine.sequence import Sequence
-from engine.serve.answers import ChatCompletion, ChatLogprobs, TokenLogprob, usage
+from engine.serve.answers import ChatCompletion, ChatLogprobs, TokenLogprob, Usage, usage
 from engine.serve.conversation import prompt_of, wanted_of
 from engine.serve.exchange import Exchange
 from engine.serve.formats import Delta
@@ -26,8 +26,7 @@ async def create_chat(request: Request, body: ChatRequest) -> Response:
     exchange = Exchange(request, service)
     for choice, constraint in enumerate(plan.constraints):
         exchange.submit(plan.prompt, plan.params[choice], constraint)
-    answers = [ChatAnswer(service, plan, sequence) for sequence in exchange.run.sequences]
-    return await exchange.answer(ChatStream(service, plan, answers), bool(body.stream))
+    return await exchange.answer(ChatStream(service, plan, exchange.run.sequences), bool(body.stream))
 
 
 @dataclass
@@ -124,11 +123,11 @@ class ChatAnswer:
 class ChatStream:
     """All choices of a request as the two forms of the API: one completion, or chunks."""
 
-    def __init__(self, service: Service, plan: Plan, answers: list[ChatAnswer]):
-        self._body, self._answers = plan.body, answers
+    def __init__(self, service: Service, plan: Plan, sequences: list[Sequence]):
+        self._body, self._sequences = plan.body, sequences
+        self._answers = [ChatAnswer(service, plan, sequence) for sequence in sequences]
         self._prompt_tokens = len(plan.prompt.tokens)
         self._head = service.head("chatcmpl", plan.body.model)
-        self._usage_asked = plan.body.stream_options is not None and plan.body.stream_options.include_usage
 
     def push(self, index: int, piece: Piece) -> list[dict]:
         """The chunks that a piece makes."""
@@ -148,13 +147,13 @@ class ChatStream:
             chunks.append(self._chunk(index, {}, finish_reason=answer.finish_reason))
         return chunks
 
-    def last(self, sequences: list[Sequence]) -> list[dict]:
+    def last(self) -> list[dict]:
         """The chunk with the usage, if it was asked for."""
-        if not self._usage_asked:
+        if not self._body.usage_in_chunks:
             return []
-        return [{**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage(sequences)}]
+        return [{**self._head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage()}]
 
-    def whole(self, sequences: list[Sequence]) -> ChatCompletion:
+    def whole(self) -> ChatCompletion:
         choices = []
         for i, answer in enumerate(self._answers):
             message = {"role": "assistant", "content": answer.content, "refusal": None}
@@ -170,13 +169,12 @@ class ChatStream:
                     "finish_reason": answer.finish_reason,
                 }
             )
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage(sequences)}
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage()}
 
-    def usage(self, sequences: list[Sequence]) -> dict:
-        generated = sum(sequence.generated for sequence in sequences)
-        return usage(
-            self._prompt_tokens, generated, sequences[0].cached_tokens, sum(answer.reasoning_tokens for answer in self._answers)
-        )
+    def usage(self) -> Usage:
+        generated = sum(sequence.generated for sequence in self._sequences)
+        reasoning = sum(answer.reasoning_tokens for answer in self._answers)
+        return usage(self._prompt_tokens, generated, self._sequences[0].cached_tokens, reasoning)
 
     def _logprobs(self, told: list[TokenLogprob]) -> ChatLogprobs | None:
         return {"content": told, "refusal": None} if self._body.logprobs else None
@@ -185,5 +183,6 @@ class ChatStream:
         self, index: int, delta: dict, *, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
     ) -> dict:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason or None}
-        more = {"usage": None} if self._usage_asked else {}
+        asked = self._body.usage_in_chunks
+        more = {"usage": self.usage() if asked == "each" else None} if asked else {}
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **more}

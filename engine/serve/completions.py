@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engine.pick import Logprobs
 from engine.sampling import SamplingParams
 from engine.sequence import Sequence
-from engine.serve.answers import Completion, CompletionLogprobs, usage
+from engine.serve.answers import Completion, CompletionLogprobs, Usage, usage
 from engine.serve.conversation import schema_of
 from engine.serve.errors import ApiError
 from engine.serve.exchange import Exchange
@@ -86,7 +86,6 @@ class CompletionStream:
         self._reasons: list[str | None] = [None] * len(sequences)
         self._told: list[CompletionLogprobs] = [_no_logprobs() for _ in sequences]
         self._length = [0] * len(sequences)  # characters before the next token, for text_offset
-        self._usage_asked = plan.body.stream_options is not None and plan.body.stream_options.include_usage
 
     def push(self, index: int, piece: Piece) -> list[dict]:
         text, told = "", _no_logprobs()
@@ -106,17 +105,20 @@ class CompletionStream:
         self._reasons[index] = "length" if self._body.max_tokens == 0 else piece.finish_reason or None
         if not (text or told["tokens"] or piece.finish_reason):
             return []
-        return [self._chunk([self._choice(index, text, told)], {"usage": None} if self._usage_asked else {})]
+        asked = self._body.usage_in_chunks
+        more = {"usage": self.usage() if asked == "each" else None} if asked else {}
+        return [self._chunk([self._choice(index, text, told)], more)]
 
-    def last(self, sequences: list[Sequence]) -> list[dict]:
-        return [self._chunk([], {"usage": self.usage(sequences)})] if self._usage_asked else []
+    def last(self) -> list[dict]:
+        return [self._chunk([], {"usage": self.usage()})] if self._body.usage_in_chunks else []
 
-    def whole(self, sequences: list[Sequence]) -> Completion:
+    def whole(self) -> Completion:
         choices = [self._choice(i, text, self._told[i]) for i, text in enumerate(self._texts)]
-        return self._chunk(choices, {"usage": self.usage(sequences)})
+        return self._chunk(choices, {"usage": self.usage()})
 
-    def usage(self, sequences: list[Sequence]) -> dict:
+    def usage(self) -> Usage:
         """Each prompt counts once, whatever n."""
+        sequences = self._sequences
         firsts = range(0, len(sequences), self._body.n or 1)
         generated = 0 if self._body.max_tokens == 0 else sum(sequence.generated for sequence in sequences)
         prompt = sum(len(self._prompts[i].tokens) for i in firsts)

@@ -54,21 +54,31 @@ def of_input(error: MkvizError, *, code: str | None = None) -> ApiError:
     return ApiError(400, str(error), param=param if param.replace("_", "").isidentifier() else None, code=code)
 
 
-async def on_validation(_: Request, error: RequestValidationError) -> Response:
-    return of_validation(error.errors(), error.body).response()
+def answer(request: Request, error: ApiError) -> Response:
+    """The response, and its words for the log."""
+    request.state.note.more["error"] = error.message
+    return error.response()
 
 
-async def on_http(_: Request, error: HTTPException) -> Response:
+async def on_api(request: Request, error: ApiError) -> Response:
+    return answer(request, error)
+
+
+async def on_validation(request: Request, error: RequestValidationError) -> Response:
+    return answer(request, of_validation(error.errors(), error.body))
+
+
+async def on_http(request: Request, error: HTTPException) -> Response:
     """What the framework itself refuses: routes, methods, bodies."""
     words = {404: "no such route", 405: "this route does not take that method"}
     if error.status_code == 400:  # a body that Python's parser gave up on: too deep, or a number of thousands of digits
-        return ApiError(400, "the body cannot be read as JSON", code="invalid_json").response()
+        return answer(request, ApiError(400, "the body cannot be read as JSON", code="invalid_json"))
     message = words.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, headers=dict(error.headers or {})).response()
+    return answer(request, ApiError(error.status_code, message, headers=dict(error.headers or {})))
 
 
-async def on_mkviz(_: Request, error: MkvizError) -> Response:
-    return of_input(error).response()
+async def on_mkviz(request: Request, error: MkvizError) -> Response:
+    return answer(request, of_input(error))
 
 
 def of_validation(errors: list[dict], body) -> ApiError:

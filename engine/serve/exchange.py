@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from engine.engine import QueueFull
 from engine.sampling import SamplingParams
-from engine.sequence import Sequence
 from engine.serve.answers import DONE, event
 from engine.serve.errors import ApiError, of_input
 from engine.serve.service import Prompt, Service, salt_of
@@ -28,8 +27,8 @@ class Answer(Protocol):
     """What a route makes of pieces: chunks of a stream, or the whole."""
 
     def push(self, index: int, piece: Piece) -> list[dict]: ...
-    def last(self, sequences: list[Sequence]) -> list[dict]: ...
-    def whole(self, sequences: list[Sequence]) -> Any: ...
+    def last(self) -> list[dict]: ...
+    def whole(self) -> Any: ...
 
 
 class Exchange:
@@ -72,7 +71,7 @@ class Exchange:
                 self._note.more["gone"] = True
                 return Response(status_code=499)  # nobody reads it; the log does
             await whole
-            return JSONResponse(answer.whole(self.run.sequences))
+            return JSONResponse(answer.whole())
         finally:
             for task in (whole, gone):
                 task.cancel()
@@ -93,7 +92,7 @@ class Exchange:
             async for index, piece in self._pieces():
                 for chunk in answer.push(index, piece):
                     yield event(chunk)
-            for chunk in answer.last(self.run.sequences):
+            for chunk in answer.last():
                 yield event(chunk)
         except ApiError as error:
             yield event(error.body)

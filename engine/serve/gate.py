@@ -60,6 +60,7 @@ class Gate:
             self._check(scope, headers, note)
             await self._app(scope, self._limited(receive), tell)
         except ApiError as error:
+            note.more["error"] = error.message
             await error.response()(scope, receive, tell)
         except Exception:
             log.exception("internal error", extra={"fields": {"request_id": note.request_id}})

@@ -57,6 +57,7 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool = False
+    continuous_usage_stats: bool = Field(False, description="The usage so far in every chunk.")
     include_obfuscation: bool = Field(False, description="Takes no effect: nothing is padded.")
 
 
@@ -192,6 +193,12 @@ class Generating(Strict):
         if self.stream_options is not None and not self.stream:
             raise _refuse("stream_options: only with stream")
         return self
+
+    @property
+    def usage_in_chunks(self) -> Literal["", "last", "each"]:
+        """In which chunks of a stream the usage is asked for."""
+        options = self.stream_options
+        return "" if options is None or not options.include_usage else "each" if options.continuous_usage_stats else "last"
 
     @property
     def stops(self) -> tuple[str, ...]:

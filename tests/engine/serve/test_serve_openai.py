@@ -81,6 +81,9 @@ def test_a_stream_joins_to_the_same_answer_and_ends_with_the_usage(client):
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert all(c.usage is None for c in chunks[:-1]) and len({c.id for c in chunks}) == 1
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    each = list(chat(client, stream=True, stream_options=options))
+    assert all(c.usage.prompt_tokens == whole.usage.prompt_tokens for c in each)
 
 
 def test_stop_strings_end_the_text_before_them(client, demo):
