@@ -45,8 +45,8 @@ class FittedStep:
 
 
 def fit_step(step: StepRecords, schedule: Schedule, machine: Machine, *, simulated: bool = False) -> FittedStep:
-    """Fit the costs of a whole step.  ``machine`` gives what is shared (bandwidth, ring, launches); of a ``simulated`` step it
-    is the one that made it, and its replay has error 0.
+    """Fit the costs of a whole step.  ``machine`` gives what is shared (bandwidth, ring, launches); where it made a
+    ``simulated`` step as a megakernel, the costs are its own and the replay has error 0.
 
     Raises MkvizError for a step that lost records, took no time, or cannot be replayed.
     """
@@ -59,12 +59,16 @@ def fit_step(step: StepRecords, schedule: Schedule, machine: Machine, *, simulat
     schedule = _schedule(step, graph, schedule)
     if simulated:
         costs = _free(Costs.of_machine(graph, machine), ran)
-        return FittedStep(step, Case(graph, schedule, machine, costs, np.zeros(len(graph), bool)), ran)
+        case = Case(graph, schedule, machine, costs, np.zeros(len(graph), bool))
+        if case.replay.makespan == step.makespan:
+            return FittedStep(step, case, ran)
     beside = _beside(step)
     told = _Told.of(_apart(step, beside))
     machine = fit(graph, step.events[step.lanes.sound], machine)
     costs = _free(_at_once(graph, Costs.of_machine(graph, machine), told, machine), ran)
-    least = np.where(graph.bytes > machine.chunk_bytes, costs.math, 1)  # a stall that the replay overrates does not make math fast
+    least = np.where(
+        graph.bytes > machine.chunk_bytes, costs.math, 1
+    )  # a stall that the replay overrates does not make math fast
     for _ in range(ROUNDS):
         case = Case(graph, schedule, machine, costs, beside)
         costs = _corrected(costs, told, _Told.of(_apart(case.records, beside)), ran, least)

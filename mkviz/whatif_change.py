@@ -124,10 +124,11 @@ def _split(case: Case, rank: np.ndarray, what: str) -> tuple[Case, np.ndarray]:
 
 
 def _dealt_anew(case: Case, sms: int, policy: str) -> Case:
-    policy = policy or case.schedule.policy
-    if policy not in POLICIES:
-        what = f"the schedule is of policy {policy!r}, which deals nothing out anew"
+    if not policy and case.schedule.policy not in POLICIES:
+        what = f"the schedule is of policy {case.schedule.policy!r}, which deals nothing out anew"
         raise MkvizError(what, f"name a policy: one of {', '.join(POLICIES)}")
+    policy = policy or case.schedule.policy
     machine = replace(case.machine, sms=max(sms, case.machine.sms)) if sms >= 1 else case.machine
-    options = {"machine": machine} if "machine" in inspect.signature(POLICIES[policy]).parameters else {}
+    takes = inspect.signature(POLICIES[policy]).parameters if policy in POLICIES else {}
+    options = {"machine": machine} if "machine" in takes else {}
     return replace(case, machine=machine, schedule=make_schedule(case.graph, sms, policy, **options))

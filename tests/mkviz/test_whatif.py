@@ -187,7 +187,7 @@ def test_the_simulators_own_output_replays_without_error(policy):
         ({"split": "side"}, "op 'side'"),
         ({"in_sequence": "up"}, "nothing runs beside up"),
         ({"sms": 0, "policy": "list"}, "0 SMs"),
-        ({"policy": "best"}, "policy 'best'"),
+        ({"policy": "best"}, "unknown policy 'best'"),
         ({"sms": 3}, "policy 'lists', which deals nothing out"),
         ({"rows": 8}, "no graph for 8 rows"),
     ],
@@ -232,6 +232,13 @@ def test_a_measured_step_is_replayed_with_its_own_costs():
     assert found.notes and found.notes[0] in found.to_text()
     with pytest.raises(MkvizError, match="measured names no machine"):
         whatif(of, bandwidth=2)
+
+
+def test_a_simulation_of_another_kind_is_fitted_as_if_it_had_been_measured():
+    """As a kernel per op: down begins 105 + 100 after up; that wait is its cost, and goes where it is launched anyway."""
+    of = source(*chain(), PLAIN, barrier_per_op=True)
+    assert spans(of, PLAIN, faster={"down": 2}) == (260, 235)
+    assert spans(of, PLAIN, faster={"up": 2}) == (260, 210)
 
 
 def test_hops_are_those_of_each_task():
