@@ -39,7 +39,7 @@ ANALYSES = {
     "occupancy": Analysis(
         "Occupancy and bytes", "How many SMs worked, and how fast was memory read?",
         "SM time of each op in each bin over the bin's length; bytes are dated by the ring's fill.",
-        "Occupancy", of_occupancy,
+        "Occupancy and bytes over time", of_occupancy,
     ),
     "waits": Analysis(
         "Waits", "Who waited for whom?",

@@ -1,6 +1,7 @@
 """What findings say in words, on steps worked by hand: a memory-bound one, one that waits, one without dependencies."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from step_makers import step_of, store_of_steps
@@ -163,6 +164,12 @@ def test_a_table_in_html_escapes_and_leads():
     assert "<b>" not in text and "&lt;b&gt;" in text and "a &amp; b" in text
     assert 'href="?pin=3.7&amp;x=1"' in text and "1.50 µs" in text and "<td >–</td>" in text
     assert "href" not in table_html("", replace(table, goes_to=[]), lambda step, task: "")
+
+
+def test_every_definition_that_is_named_is_there():
+    document = (Path(__file__).parents[2] / "docs" / "analyses.md").read_text(encoding="utf-8")
+    for analysis in ANALYSES.values():
+        assert f"\n## {analysis.section}\n" in document, analysis.section
 
 
 def test_figures_stay_with_their_units():
