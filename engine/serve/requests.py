@@ -178,8 +178,8 @@ class Generating(Strict):
     @classmethod
     def _known(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            for name in REFUSED.keys() & data.keys():
-                if data[name] is not None and name not in cls.model_fields:
+            for name in REFUSED:
+                if data.get(name) is not None and name not in cls.model_fields:
                     raise _refuse("{name}: not supported; {why}", name=name, why=REFUSED[name])
             data = {name: value for name, value in data.items() if name not in REFUSED}
             _whole_characters(data)

@@ -54,7 +54,7 @@ class Settings:
     body_deadline: float = _setting(30.0, "seconds in which a request's body must have come", low=0.001)
     shutdown_deadline: float = _setting(30.0, "seconds that running requests have to finish after SIGTERM", low=0)
     format: str = _setting("auto", "how the model writes tool calls and reasoning; auto goes by its chat template",
-                           choices=("auto", "cmd3", "cmd4", "cmd5", "hermes", "llama", "plain"))  # fmt: skip
+                           choices=("auto", "cmd3", "cmd4", "hermes", "llama", "plain"))  # fmt: skip
     log_format: str = _setting("human", "human, or json: one object a line", choices=("human", "json"))
     trace: bool = _setting(True, "record every task, so that a dashboard can attach")
     attach: bool = _setting(True, "open a local socket, for this user alone, that mkviz view --attach shows the server by")
