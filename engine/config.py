@@ -7,7 +7,7 @@ that change nothing here.  Anything else is refused by name: a field that is sil
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +65,14 @@ class ModelConfig:
     bos: int | None
     pad: int | None
     dtype: str
+
+    def within(self, context: int | None) -> ModelConfig:
+        """The same model with its context cut to ``context`` tokens (None: as it is)."""
+        if context is None:
+            return self
+        if not 2 <= context <= self.max_positions:
+            raise MkvizError(f"context: {context}", f"2 to {self.max_positions} tokens, what the model was made for")
+        return replace(self, max_positions=context)
 
     def inv_freq(self) -> np.ndarray:
         """f32[head_dim // 2]: radians per position of each rotated pair."""

@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -63,8 +62,10 @@ class StepFailed(MkvizError):
 
 
 class Engine:
-    """Serves one model.  Up to ``batch`` requests run at once and ``queue`` more may wait (None: any number); the order of
-    things is told in :mod:`engine.batching`.
+    """Serves one model (a config: random weights, on cuda, and the demo model's tokenizer, to measure a shape).
+
+    Up to ``batch`` requests run at once and ``queue`` more may wait (None: any number); the order of things is told in
+    :mod:`engine.batching`.
 
     Each step carries one row of every decoding request and prompt tokens of those being prefilled, so that a new request does
     not stop the others.  ``itl_budget_ms``: from one token of a request to its next, prompts take no more time than this leaves
@@ -79,17 +80,19 @@ class Engine:
     reads too slowly misses whole steps, which are counted, and the engine never waits.
     """
 
-    def __init__(self, model: str | None = None, *, backend: str = "cpu", batch: int = 8, queue: int | None = None,
-                 pages: int | None = None, context: int | None = None, itl_budget_ms: float | None = None,
-                 prefix_cache: bool = True, pause_decode: bool = False, step_timeout: float = 300.0, trace: bool = True,
-                 lossless: bool = False, **options):  # fmt: skip
-        directory = resolve_model(model)
-        self.model = directory.name if model else "demo"
-        self.config: ModelConfig = _within(load_config(directory), context)
+    def __init__(self, model: str | ModelConfig | None = None, *, backend: str = "cpu", batch: int = 8,
+                 queue: int | None = None, pages: int | None = None, context: int | None = None,
+                 itl_budget_ms: float | None = None, prefix_cache: bool = True, pause_decode: bool = False,
+                 step_timeout: float = 300.0, trace: bool = True, lossless: bool = False, **options):  # fmt: skip
+        shape = model if isinstance(model, ModelConfig) else None
+        directory = resolve_model(None if shape else model)
+        self.model = shape.family if shape else directory.name if model else "demo"
+        self.config = (shape or load_config(directory)).within(context)
         self.tokenizer = Tokenizer.open(directory, self.config.vocab)
         self.batch, self.queue = batch, queue
         kind = backend_class(backend)
         for name, value, ok, right in (
+            ("backend", backend, not shape or backend == "cuda", "cuda for a shape without weights: they are drawn there"),
             ("batch", batch, 1 <= batch <= kind.max_rows, f"1 to {kind.max_rows} requests, a row each in a step"),
             ("queue", queue, queue is None or queue >= 0, "None (any number) or the requests that may wait"),
             ("itl_budget_ms", itl_budget_ms, itl_budget_ms is None or itl_budget_ms > 0, "None or a positive number"),
@@ -101,7 +104,8 @@ class Engine:
             pages = self._default_pages(kind.page_bytes(self.config))
             if backend == "cpu":
                 pages = max(1, min(pages, free_host_memory() // 2 // kind.page_bytes(self.config)))
-        self.backend = kind(self.config, Weights.open(directory, self.config), pages=pages, trace=trace, **options)
+        weights = None if shape else Weights.open(directory, self.config)
+        self.backend = kind(self.config, weights, pages=pages, trace=trace, **options)
         if itl_budget_ms:
             build_tables(self.backend, min(self.config.max_positions, pages * PAGE))
         self.pool = PagePool(pages)
@@ -388,12 +392,3 @@ class Engine:
             )
         ]
         self.drain.step_meta(StepInfo(number, result.graph, result.begin, result.end, rows, result.routes))
-
-
-def _within(config: ModelConfig, context: int | None) -> ModelConfig:
-    """The config with its context cut to ``context`` tokens."""
-    if context is None:
-        return config
-    if not 2 <= context <= config.max_positions:
-        raise MkvizError(f"context: {context}", f"2 to {config.max_positions} tokens, what the model was made for")
-    return replace(config, max_positions=context)

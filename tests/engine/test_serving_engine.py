@@ -12,6 +12,7 @@ from serving import Watch, generate, make_model, params, prompt, tokens_of
 from engine.adjust import adjust
 from engine.commands import add_engine_arguments, open_engine
 from engine.engine import Engine, QueueFull, StepFailed
+from engine.shapes import shape
 from mkviz.errors import MkvizError
 
 
@@ -337,6 +338,11 @@ def test_figures_and_times(engine):
     for s in (first, *others):
         assert s.arrived <= s.started < s.first_token < s.last_token <= s.ended
     assert first.label == "chat-1" and others[0].request == first.request + 1
+
+
+def test_a_shape_without_weights_is_for_the_device_that_draws_them():
+    with pytest.raises(MkvizError, match="backend: cpu; cuda for a shape without weights"):
+        Engine(shape("north-mini-code"), context=1000)
 
 
 def test_context_and_pages_bound_what_is_asked(model):
