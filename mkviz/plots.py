@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Legend, LegendItem, NumeralTickFormatter, Span, Title
+from bokeh.models import (
+    BasicTicker,
+    ColumnDataSource,
+    FactorRange,
+    HoverTool,
+    Legend,
+    LegendItem,
+    NumeralTickFormatter,
+    Span,
+    Title,
+)
 from bokeh.plotting import figure
 
 from mkviz import palette
@@ -20,6 +30,7 @@ from mkviz.dashboard.units import duration, signed
 HEIGHT = 320  # px
 MOST_BARS = 40  # categories that have a bar of their own; the rest share one
 MOST_ROWS = 20  # of a waterfall
+MOST_POINTS = 4000  # steps, and outliers, that have a point of their own
 MOST_PLACES = 1000  # numbers on an axis that have one; beyond, neighbours share them
 UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 NUMERIC = {"sm": "SM", "layer": "layer (−1: none)", "step": "step"}  # columns of numbers, in words
@@ -182,14 +193,22 @@ def histogram(bins: list[tuple[float, float]], series: dict[str, np.ndarray], co
 
 def points(x: np.ndarray, ns: np.ndarray, marked: np.ndarray, lines: list[tuple[str, np.ndarray, np.ndarray]], head: Head,
            dark: bool) -> figure:  # fmt: skip
-    """Step times (ns) by step number, those ``marked`` (bool) stand out; ``lines``: (name, x, ns)."""
+    """Step times (ns) by step number, those ``marked`` (bool) stand out; ``lines``: (name, x, ns).  Of more than MOST_POINTS
+    steps some are drawn, evenly, of as many outliers the slowest."""
     theme = theme_of(dark)
     scale, name_of = unit(float(np.median(ns)) if len(ns) else 0)
     out = bare(head, "step", f"time of a step ({name_of})", dark)
-    out.xaxis.formatter = NumeralTickFormatter(format="0")
+    out.xaxis.formatter, out.xaxis.ticker.min_interval = NumeralTickFormatter(format="0"), 1
+    plain, far = np.flatnonzero(~marked), np.flatnonzero(marked)
+    share = -(-len(plain) // MOST_POINTS)
+    far = np.sort(far[np.argsort(-ns[far], kind="stable")[:MOST_POINTS]])
+    steps = "steps" if share <= 1 else f"steps (1 of {share})"
     items, tips = [], []
-    for name, kept, colour, size in (("steps", ~marked, theme.busy, 3), ("outliers", marked, palette.TAIL, 7)):
-        if name == "outliers" and not marked.any():
+    for name, kept, colour, size in (
+        (steps, plain[:: max(share, 1)], theme.busy, 3 if len(plain) > 200 else 6),
+        ("outliers", far, palette.TAIL, 7),
+    ):
+        if name == "outliers" and not len(kept):
             continue
         source = ColumnDataSource({"x": x[kept], "y": ns[kept] / scale, "words": [duration(v) for v in ns[kept]]})
         items.append((name, [out.scatter(x="x", y="y", size=size, color=colour, alpha=0.7, source=source)]))

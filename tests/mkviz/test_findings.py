@@ -3,9 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from step_makers import step_of, store_of_steps
 
+from mkviz import plots
 from mkviz.blame import blame_of
 from mkviz.errors import MkvizError
 from mkviz.findings import ANALYSES
@@ -164,6 +166,16 @@ def test_a_table_in_html_escapes_and_leads():
     assert "<b>" not in text and "&lt;b&gt;" in text and "a &amp; b" in text
     assert 'href="?pin=3.7&amp;x=1"' in text and "1.50 µs" in text and "<td >–</td>" in text
     assert "href" not in table_html("", replace(table, goes_to=[]), lambda step, task: "")
+
+
+def test_of_very_many_steps_some_are_drawn_and_every_outlier():
+    """10,001 steps: each third one; of 3 outliers all; the legend says so."""
+    ns, marked = np.full(10_001, 500.0), np.zeros(10_001, bool)
+    ns[[7, 8, 9000]], marked[[7, 8, 9000]] = 900.0, True
+    drawn = plots.points(np.arange(10_001), ns, marked, [], plots.Head("times", "recorded"), False)
+    items = {item.label.value: item.renderers[0].data_source.data["x"] for item in drawn.legend[0].items}
+    assert list(items) == ["steps (1 of 3)", "outliers"]
+    assert len(items["steps (1 of 3)"]) == -(-9998 // 3) and list(items["outliers"]) == [7, 8, 9000]
 
 
 def test_every_definition_that_is_named_is_there():
