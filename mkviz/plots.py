@@ -10,17 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from bokeh.models import (
-    BasicTicker,
-    ColumnDataSource,
-    FactorRange,
-    HoverTool,
-    Legend,
-    LegendItem,
-    NumeralTickFormatter,
-    Span,
-    Title,
-)
+from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Legend, LegendItem, NumeralTickFormatter, Span, Title
 from bokeh.plotting import figure
 
 from mkviz import palette
