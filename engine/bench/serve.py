@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.bench.workloads import WORKLOADS, Workload, digest, sample
+from engine.serve.settings import load
 from mkviz import __version__
 from mkviz.errors import MkvizError
 
@@ -61,6 +62,8 @@ class BenchServe:
         out = args.out or Path(time.strftime("bench-serve-%Y%m%d-%H%M%S.json"))
         if not out.parent.is_dir():
             raise MkvizError(f"--out: {out.parent} is no directory", "one that is there")
+        if not args.url and (keys := load().api_key):
+            args.api_key = keys[0]
         with contextlib.nullcontext(args.url) if args.url else own_server() as url:
             told = asyncio.run(measure(url, args))
         out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

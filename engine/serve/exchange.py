@@ -16,7 +16,7 @@ from engine.sampling import SamplingParams
 from engine.serve.answers import DONE, event
 from engine.serve.errors import ApiError, of_input
 from engine.serve.service import Prompt, Service, salt_of
-from engine.serve.structure import Constraint
+from engine.serve.structure import Constraint, StructureError
 from mkviz.errors import MkvizError
 from mkviz.protocols import Piece
 
@@ -115,7 +115,9 @@ class Exchange:
                 self._service.metrics.token(self._before.get(index), piece.time)
                 self._before[index] = piece.time
                 yield index, piece
-        except MkvizError as error:  # this request's own trouble, found while it ran
+        except StructureError as error:
+            raise of_input(error, code="invalid_schema") from None
+        except MkvizError as error:
             raise ApiError(500, str(error)) from None
 
     def _end(self) -> None:

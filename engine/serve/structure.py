@@ -16,6 +16,10 @@ from mkviz.errors import MkvizError
 _LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, verbose_errors=False)
 
 
+class StructureError(MkvizError):
+    """A grammar that compiled, but grew too large on the way: the request's fault, found while it runs."""
+
+
 class Constraint:
     """One sequence's place in a grammar; the engine's thread alone uses it."""
 
@@ -36,7 +40,7 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise MkvizError(f"response_format: {self._matcher.get_error()}", "a simpler schema")
+            raise StructureError(f"response_format: {self._matcher.get_error()}", "a simpler schema")
 
 
 class Grammars:

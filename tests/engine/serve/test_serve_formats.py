@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from cohere_melody import render_cmd3, render_cmd4
 
 from engine.config import load_config
 from engine.models import DEMO
@@ -124,6 +125,22 @@ def test_calls_are_forced_with_their_schemas(grammars, form):
     single = form.grammar(Wanted(tools=TOOLS, text=False, calls=True, parallel=False), "", grammars.mark)
     length, complete = allowed(grammars, single, write(two))
     assert length < len(write(two)) and allowed(grammars, single, write(one)) == (len(write(one)), True)
+
+
+@pytest.mark.parametrize(("form", "render"), [(CMD3, render_cmd3), (CMD4, render_cmd4)], ids=["cmd3", "cmd4"])
+def test_forced_calls_are_written_as_cohere_writes_them(grammars, form, render):
+    calls = [
+        {"id": str(i), "name": name, "parameters": a} for i, (name, a) in enumerate([("get_weather", BODY), ("now", "{}")])
+    ]
+    thinking = [{"type": "thinking", "thinking": "hm"}]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "chatbot", "content": thinking, "tool_calls": calls},
+    ]
+    turn = render({"messages": messages}).rpartition("<|START_THINKING|>")[2].partition("<|END_OF_TURN_TOKEN|>")[0]
+    grammar = form.grammar(Wanted(tools=TOOLS, text=False, calls=True), "<|START_THINKING|>", grammars.mark)
+    assert turn.startswith("hm<|END_THINKING|>") and allowed(grammars, grammar, turn) == (len(turn), True)
+    assert parse(form, turn, 5, "<|START_THINKING|>") == ("", "hm", [(call["name"], call["parameters"]) for call in calls])
 
 
 @pytest.mark.parametrize("form", TEXTS, ids=lambda form: form.name)

@@ -19,6 +19,7 @@ from engine.engine import Engine
 from engine.serve import logs
 from engine.serve.server import open_engine
 from engine.serve.settings import Settings
+from engine.serve.structure import Constraint, StructureError
 
 ROOT = Path(__file__).parents[3]
 LONG = {"model": "demo", "prompt": "x", "max_tokens": 1800, "ignore_eos": True, "temperature": 0}
@@ -105,6 +106,15 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(http, demo, monkeypatch
         events = [line.removeprefix("data: ") for line in lines if line]
     monkeypatch.undo()
     assert events[-1] == "[DONE]" and json.loads(events[-2])["error"]["type"] == "server_error"
+
+
+def test_a_schema_that_is_too_large_on_the_way_is_a_400(http, monkeypatch):
+    def too_large(*_):
+        raise StructureError("response_format: lexer fuel", "a simpler schema")
+
+    monkeypatch.setattr(Constraint, "mask", too_large)
+    response = http.post("/v1/completions", json=LONG | {"response_format": {"type": "json_object"}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
 
 
 def test_a_body_that_does_not_come_is_408(demo):
