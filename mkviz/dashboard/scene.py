@@ -22,7 +22,7 @@ MARGIN = 0.5  # of a viewport, sent on either side so that a drag finds somethin
 DIM = 0.18
 IDLE = {  # what an SM does while it runs no task: in the legend, and in more words
     "wait": ("wait", "grey: what the SM's next task waits for had not happened yet"),
-    "ready": ("ready, not begun", "blank before a task: its bytes were still on their way, or overhead came first"),
+    "ready": ("ready, not begun", "blank before a task: its bytes, overhead or, on a CPU, other SMs came first"),
     "tail": ("tail: no task left", "blank at a step's end, pale orange in the strip of waits: others still run"),
 }
 

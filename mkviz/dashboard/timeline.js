@@ -115,6 +115,11 @@ function setUp() {
     state.lo = lo
     state.hi = hi
     state.frames++
+    if (tooltip.style.display === "block" && state.pointer) {  // what was under the pointer may have moved away
+      const {clientX, clientY} = state.pointer, p = place(state.pointer)
+      state.pointer = p && {...p, clientX, clientY}
+      if (p) ask(); else tooltip.style.display = "none"
+    }
     requestAnimationFrame(() => { ack.data = {seq: [seq]} })
   }
 
@@ -165,6 +170,9 @@ function setUp() {
   // pointer: hover is answered by the server, which has the records; shift-drag measures a range
 
   let hover = null, drag = null, press = null
+  function ask() {
+    if (hover === null) hover = setTimeout(() => { hover = null; if (state.pointer) order("hover", state.pointer) }, 45)
+  }
   const onPlot = (event) => event.composedPath().includes(plotView()?.el)
   function measured(event) {
     // the view of the figure on which a range would be measured from here, if on any
@@ -182,7 +190,7 @@ function setUp() {
     const p = onPlot(event) ? place(event) : null
     state.pointer = p && {...p, clientX: event.clientX, clientY: event.clientY}
     if (!p || event.buttons) { if (tooltip.style.display !== "none") { tooltip.style.display = "none"; order("leave") } return }
-    if (hover === null) hover = setTimeout(() => { hover = null; if (state.pointer) order("hover", state.pointer) }, 45)
+    ask()
   }, true)
   on("mousedown", (event) => {
     if (event.button !== 0) return

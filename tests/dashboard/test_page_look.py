@@ -117,6 +117,25 @@ def test_hover_tells_and_lights_its_token(page):
     page.locator(".mkviz-tip").wait_for(state="hidden")
 
 
+def test_hover_tells_of_what_came_under_the_resting_pointer(page):
+    busy_point(page)
+    before = re.search(r"step \d+", page.inner_text(".mkviz-tip")).group()
+    page.keyboard.press("[")
+    page.locator(".mkviz-tip", has_text=re.compile(rf"(?!{before}\b)step \d+")).wait_for()
+    page.wait_for_timeout(500)
+    asked = page.evaluate(  # a browser moves the pointer by itself when a page is laid out anew; here nothing is
+        """async () => {
+            const t = Object.values(window.mkviz)[0], before = t.state.number
+            t.apply()
+            await new Promise((done) => setTimeout(done, 300))
+            return t.state.number - before
+        }"""
+    )
+    assert asked == 1
+    page.mouse.move(5, 5)
+    page.locator(".mkviz-tip").wait_for(state="hidden")
+
+
 def test_click_pins_with_arrows_and_escape_clears(page):
     page.mouse.click(*busy_point(page))
     page.locator(".card h3").first.wait_for()

@@ -1,6 +1,8 @@
 """``mkviz view``: the address it prints answers, Ctrl-C or its window ends it, and bad input is one line."""
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -143,3 +145,55 @@ def test_where_no_chromium_is_pywebview_shows_it_and_else_the_browser(monkeypatc
     shown = window.Window("http://localhost:1/")
     assert opened == ["http://localhost:1/"] and not shown.over
     shown.close()
+
+
+@pytest.fixture
+def screen():
+    """The name of a display of its own."""
+    if shutil.which("Xvfb") is None or window.chromium() is None:
+        pytest.skip("a window needs a Chromium and, as tests have no screen, Xvfb")
+    reader, writer = os.pipe()
+    server = subprocess.Popen(["Xvfb", "-displayfd", str(writer), "-screen", "0", "1600x1000x24"], pass_fds=[writer],
+                              stderr=subprocess.DEVNULL)  # fmt: skip
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        yield f":{told.readline().strip()}"
+    server.terminate()
+    server.wait()
+
+
+REAL_BROWSER = """#!/bin/sh
+echo "$@" > {told}
+exec {chromium} --no-sandbox --remote-debugging-port=0 "$@"
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_real_window_shows_the_page_and_ends_the_server(screen, tmp_path):
+    told, program = tmp_path / "told", tmp_path / "chromium"
+    program.write_text(REAL_BROWSER.format(told=told, chromium=window.chromium()))
+    program.chmod(0o755)
+    server, address = viewing({**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "DISPLAY": screen})
+    try:
+        profile = next(word.partition("=")[2] for word in wait_for(told).split() if word.startswith("--user-data-dir="))
+        port = wait_for(Path(profile) / "DevToolsActivePort").split()[0]
+
+        def ask(path):
+            with urllib.request.urlopen(f"http://localhost:{port}/json/{path}", timeout=60) as answer:
+                return answer.read()
+
+        deadline, pages = time.monotonic() + 120, []
+        while not any(page["title"] == "mkviz" for page in pages):
+            assert time.monotonic() < deadline, pages
+            time.sleep(0.2)
+            pages = [page for page in json.loads(ask("list")) if page["type"] == "page"]
+        assert [page["url"].startswith(address) for page in pages] == [True]  # one window, without tabs of its own
+        assert server.poll() is None
+        ask(f"close/{pages[0]['id']}")
+        assert server.wait(timeout=60) == 0
+        assert not Path(profile).exists()
+    finally:
+        server.kill()
+        server.wait()
