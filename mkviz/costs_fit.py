@@ -31,12 +31,13 @@ class FittedStep:
     """A recorded step and its replay.
 
     ``case``: its graph, with bytes and flops only of tasks that ``ran`` (bool[T]), under its plan, or as it was seen to run
-    where no plan is kept, with the costs fitted to it.
+    where no plan is kept, with the costs fitted to it.  ``exact``: they are those of the machine that simulated it.
     """
 
     step: StepRecords
     case: Case
     ran: np.ndarray
+    exact: bool = False
 
     @property
     def error(self) -> float:
@@ -61,7 +62,7 @@ def fit_step(step: StepRecords, schedule: Schedule, machine: Machine, *, simulat
         costs = _free(Costs.of_machine(graph, machine), ran)
         case = Case(graph, schedule, machine, costs, np.zeros(len(graph), bool))
         if case.replay.makespan == step.makespan:
-            return FittedStep(step, case, ran)
+            return FittedStep(step, case, ran, exact=True)
     beside = _beside(step)
     told = _Told.of(_apart(step, beside))
     machine = fit(graph, step.events[step.lanes.sound], machine)

@@ -40,11 +40,16 @@ HELD_OUT = 3  # steps on which the costs by op are judged
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """Of one step.  ``fitted``: the step and its unchanged replay; ``after``: the records of the changed one; ``margin``: the
-    error that the change is to be compared with, as a share."""
+    error that the change is to be compared with, as a share.
+
+    ``stalled``: ns that the changed step takes if all that counts as math of tasks that read is waiting for bytes; the truth is
+    between the two.  None where that makes no difference, or the costs are known.
+    """
 
     fitted: FittedStep
     after: StepRecords
     margin: float
+    stalled: int | None = None
 
     @property
     def step(self) -> int:
@@ -65,8 +70,18 @@ class Prediction:
         return abs(self.change) > self.margin
 
     @property
+    def stalled_change(self) -> float | None:
+        return None if self.stalled is None else self.stalled / self.before_ns - 1
+
+    @property
     def doubt(self) -> str:
-        return "" if self.told else f": not distinguishable from the error of {self.margin:.2%}"
+        """What to say behind the change."""
+        found = "" if self.told else f": not distinguishable from the error of {self.margin:.2%}"
+        other = self.stalled_change
+        if other is None:
+            return found
+        bound = "much" if abs(other) > abs(self.change) else "little"
+        return f"{found}, or as {bound} as {other:+.1%} if all math of tasks that read is waiting for bytes"
 
     def causes(self) -> list[tuple[str, int, int]]:
         """(cause, ns before, ns after) on the blame paths of both replays; they add up to the makespans."""
@@ -87,6 +102,7 @@ class Prediction:
         return {
             "step": self.step, "recorded": self.fitted.step.makespan, "replayed": self.before_ns, "error": self.fitted.error,
             "changed": self.after.makespan, "change": self.change, "margin": self.margin, "told": self.told,
+            "if_math_is_stalls": None if self.stalled is None else {"changed": self.stalled, "change": self.stalled_change},
             "blame": rows("cause", self.causes()), "sm_time": rows("kind", self.kinds()),
         }  # fmt: skip
 
@@ -247,7 +263,10 @@ def _predict(fitted: FittedStep, change: Change, graphs, model: OpCosts, held_ou
         beside = np.isin(np.array(graph.ops)[graph.op], np.array(case.graph.ops)[np.unique(case.graph.op[case.beside])])
         case = Case(graph, schedule, case.machine, model.of(graph), beside)
         margin = max([margin, *(abs(error) for _, error in held_out), abs(model.error(fitted))])
-    return Prediction(fitted, change.on(case).records, margin)
+    stalled = None
+    if not fitted.exact and change.stalls_matter(case):
+        stalled = change.on(case, stalled=True).replay.makespan
+    return Prediction(fitted, change.on(case).records, margin, stalled)
 
 
 def _of_rows(graphs: dict[int, tuple[Graph, Schedule]], rows: int, like: Graph) -> tuple[Graph, Schedule]:

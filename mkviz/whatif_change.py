@@ -79,11 +79,27 @@ class Change:
         """Whether it cannot be told without a machine whose memory was measured."""
         return self.bandwidth != 1 or self.no_prefetch
 
-    def on(self, case: Case) -> Case:
-        """The changed case (but for ``rows``).  Raises MkvizError for what cannot be done to it."""
+    def stalls_matter(self, case: Case) -> bool:
+        """Whether it is another change where tasks that read wait for bytes in what counts as their math."""
+        reads = case.graph.bytes > 0
+        if any(reads[case.graph.op == op_of(case.graph, op)].any() for op in self.faster):
+            return True
+        return bool(reads.any()) and (self.bandwidth != 1 or self.sms not in (None, case.schedule.sms))
+
+    def on(self, case: Case, stalled: bool = False) -> Case:
+        """The changed case (but for ``rows``).  ``stalled``: all the math of tasks that read is waiting for bytes at an SM's
+        share of the bandwidth, so that it becomes shorter with that share and with nothing else.
+
+        Raises MkvizError for what cannot be done to the case.
+        """
         rank = case.rank if self.split or self.in_sequence else np.arange(len(case.graph))
+        reads = case.graph.bytes > 0
+        if stalled:
+            longer = (1 if self.sms is None else self.sms / case.schedule.sms) / self.bandwidth
+            math = np.where(reads, np.maximum(1, np.ceil(case.costs.math * longer)), case.costs.math).astype(np.int64)
+            case = replace(case, costs=replace(case.costs, math=math))
         for op, k in self.faster.items():
-            mine = case.graph.op == op_of(case.graph, op)
+            mine = (case.graph.op == op_of(case.graph, op)) & ~(stalled & reads)
             math = np.where(mine, np.maximum(1, np.ceil(case.costs.math / k)), case.costs.math).astype(np.int64)
             case = replace(case, costs=replace(case.costs, math=math))
         if self.split:

@@ -275,6 +275,39 @@ def test_a_step_that_cannot_be_replayed_is_not_predicted():
         whatif(measured((30, 130), (85, 145)), machine=PLAIN, faster={"down": 2})
 
 
+@pytest.mark.parametrize(
+    ("change", "otherwise", "words"),
+    [
+        ({"bandwidth": 2}, 450 + 50, ", or as much as -"),  # 900 of waiting becomes 450, the sum of 50 stays
+        ({"bandwidth": 0.5}, 1800 + 50, ", or as much as +"),
+        ({"faster": {"part": 3}}, 900 + 50, ", or as little as +0.0%"),
+        ({"faster": {"part": 3}, "bandwidth": 3}, 300 + 50, ", or as "),
+        ({"sms": 2}, 2 * 450 + 50, ", or as little as +"),  # two after each other, each with twice the share of bandwidth
+        ({"faster": {"sum": 2}}, None, ""),
+        ({"kernel_per_op": True}, None, ""),
+    ],
+)
+def test_how_far_off_a_prediction_is_if_what_counts_as_math_was_waiting_for_bytes(change, otherwise, words):
+    """Tasks of one chunk that took 900 ns, of which nobody knows how much was the wait for their 64 bytes."""
+    machine = replace(PLAIN, publish_ns=0, hop_ns=0, feed_ns=0, sms=4)
+    b = GraphBuilder("reads", ["part", "sum"])
+    done = b.counter("done")
+    for tile in range(4):
+        b.task("part", layer=0, tile=tile, bytes=64, flops=900, raises=[done])
+    b.task("sum", layer=0, flops=50, waits=[done])
+    of = source(b.build(), Schedule.from_lists([[0, 4], [1], [2], [3]], policy="round_robin"), machine, kind="measured")
+    (p,) = whatif(of, 7, machine, **change).predictions
+    assert p.stalled == (pytest.approx(otherwise, abs=4) if otherwise else None)  # to each 1 ns: what 64 bytes take to land
+    assert words in p.doubt and bool(words) == ("waiting for bytes" in p.doubt)
+    told = p.to_json()["if_math_is_stalls"]
+    assert told == (otherwise and {"changed": p.stalled, "change": p.stalled / p.before_ns - 1})
+
+
+def test_costs_that_are_known_leave_no_doubt():
+    (p,) = whatif(source(join(), JOIN_LISTS, TOY), 7, TOY, bandwidth=2).predictions
+    assert p.fitted.exact and p.stalled is None and "waiting" not in p.doubt
+
+
 def test_a_change_smaller_than_the_error_is_not_told():
     of = measured((30, 130), (131, 191))  # 4 ns too early, of 196
     (p,) = whatif(of, machine=PLAIN, faster={"up": 1.03}).predictions
