@@ -84,11 +84,33 @@ def _blame(path):
     return blame(path, 3).totals
 
 
-ANALYSES = {"open": _open, "summary": _summary, "accounting": _accounting, "blame of a step": _blame}
+def _many_steps(path):
+    from mkviz.many_steps import many_steps
+
+    return many_steps(path).faults
+
+
+def _tails(path):
+    from mkviz.wave_tails import tails
+
+    return tails(path).faults
+
+
+def _dashboard(path):
+    from mkviz.store import store_of_trace
+
+    return len(store_of_trace(path).snapshot())
+
+
+ANALYSES = {
+    "open": _open, "summary": _summary, "accounting": _accounting, "blame of a step": _blame, "many steps": _many_steps,
+    "open in the dashboard": _dashboard, "wave tails of all steps": _tails,
+}  # fmt: skip
 
 
 def measure(path: Path, only: list[str]) -> dict:
-    """{analysis: {"s": wall seconds of the call, "peak_mb": of its process}}; imports are not counted."""
+    """{analysis: {"s": wall seconds of the call, "cpu_s": of all its threads, "peak_mb": of its process, "load": how many
+    processes wanted the machine}}; imports are not counted."""
     found = {}
     for name in only or ANALYSES:
         out = subprocess.run([sys.executable, __file__, "one", str(path), name], capture_output=True, text=True, check=False)
@@ -103,10 +125,11 @@ def one(path: Path, name: str) -> dict:
 
     import mkviz.summary  # noqa: F401
 
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     ANALYSES[name](path)
-    seconds = time.perf_counter() - begin
-    return {"s": round(seconds, 3), "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"s": round(seconds, 3), "cpu_s": round(cpu, 3), "peak_mb": round(peak), "load": round(os.getloadavg()[0], 1)}
 
 
 def main() -> None:
@@ -119,6 +142,7 @@ def main() -> None:
         p = actions.add_parser(action)
         p.add_argument("capture", type=Path)
         p.add_argument("analysis", nargs="*" if action == "measure" else None)
+        p.add_argument("--notes", default="")
     args = parser.parse_args()
     if args.action == "make":
         args.folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +157,11 @@ def main() -> None:
         figures = {"records": json.loads((args.capture / "meta.json").read_text())["rows"]["records"],
                    "disk_mb": round(sum(f.stat().st_size for f in files) / 1e6), "cores": os.cpu_count(),
                    "analyses": measure(args.capture, args.analysis)}  # fmt: skip
-        evidence.write(f"analyses_{args.capture.stem}", figures, notes="wall seconds; file in the page cache; imports before")
+        evidence.write(
+            f"analyses_{args.capture.stem}",
+            figures,
+            notes=f"wall seconds, files in the page cache, imports before; {args.notes}",
+        )
 
 
 if __name__ == "__main__":
