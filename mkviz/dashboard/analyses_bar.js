@@ -14,7 +14,7 @@ export function render({model, el}) {
   const source = $("select"), steps = $("input"), send = (type, value) => model.send_msg({type, value})
   function update() {
     source.replaceChildren(...model.sources.map((name) => new Option(name, name, false, name === model.source)))
-    if (!model.source) {  // else the first one would look chosen
+    if (!model.sources.includes(model.source)) {  // else the first one would look chosen
       source.prepend(new Option("choose a source", "", true, true))
       source.options[0].disabled = true
     }
