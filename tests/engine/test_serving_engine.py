@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,7 +104,9 @@ def test_a_constraint_decides_what_may_come(engine, temperature):
 
 def test_a_constraint_may_end_with_the_models_own_end(engine):
     """Where nothing but the end token is left, also for a request that ignores it or has not made its least."""
-    eos = engine.config.eos[0]
+    eos = 70  # a token whose text would show
+    engine.config = replace(engine.config, eos=(eos,))
+    assert engine.tokenizer.decode([eos])
     sequence = engine.submit(prompt(1), params(min_tokens=5), constraint=Spell([50, 60, eos]))
     pieces = list(engine.stream(sequence))
     assert tokens_of(pieces) == [50, 60, eos] and pieces[-1].finish_reason == "stop"
@@ -223,7 +226,8 @@ def test_a_stuck_step_fails_those_in_it_and_the_engine_goes_on(model):
     engine = Engine(model, sms=4, workers=1, batch=2, step_timeout=0.3)
     want = tokens_of(generate(engine, prompt(3)))
     watch = Watch(engine, held=True)
-    streams = [engine.stream(engine.submit(prompt(i), params())) for i in (1, 2, 3)]
+    sequences = [engine.submit(prompt(i), params()) for i in (1, 2, 3)]
+    streams = [engine.stream(s) for s in sequences]
     with pytest.raises(StepFailed, match=r"step \d+: no end after"):
         next(streams[0])
     until(lambda: engine.stats().stuck)
@@ -231,6 +235,7 @@ def test_a_stuck_step_fails_those_in_it_and_the_engine_goes_on(model):
     assert engine.pool.free < engine.pool.total
     watch.go.set()
     assert tokens_of(streams[2]) == want
+    assert sequences[0].generated == 0 and sequences[0].out.empty()  # what the step computed after all is not told
     stats = engine.stats()
     assert not stats.stuck and 1 <= stats.finished["failed"] <= 2
     assert tokens_of(generate(engine, prompt(3))) == want
