@@ -43,7 +43,10 @@ def cluster(module):
     with tempfile.TemporaryDirectory(prefix="mkv") as home:
         env = {"MKVIZ_HOME": home, "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy'}"}
         os.environ["MKVIZ_HOME"] = home
-        ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": env}, object_store_memory=100 << 20)
+        own = (
+            {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 100 << 20}
+        )
+        ray.init(runtime_env={"env_vars": env}, **own)
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(module.app({"replicas": 2, "sms": 4, "workers": 1, "batch": 2, "queue": 2, "served_name": "ours"}))
         yield f"http://127.0.0.1:{port}", Path(home) / "servers"
