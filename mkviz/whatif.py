@@ -141,7 +141,7 @@ class WhatIf:
         notes = [f"{p.change:+.1%}{p.doubt}; error of the unchanged replay {p.fitted.error:+.2%}", *self.notes]
         head = plots.Head(f"step {p.step}, what if: {self.change.words}", self.label, notes)
         marks = {"recorded": p.fitted.step.makespan}
-        return plots.waterfall(rows, "replayed", head, "makespan", dark, start=("unchanged", p.before_ns), marks=marks)
+        return plots.waterfall(rows, "changed", head, "makespan", dark, start=("unchanged", p.before_ns), marks=marks)
 
     def to_json(self) -> dict:
         held_out = [{"step": step, "error": error} for step, error in self.held_out]

@@ -361,7 +361,7 @@ def test_without_a_plan_tasks_stay_where_they_were_seen():
 def test_the_plot_leads_from_the_unchanged_replay_to_the_changed():
     found = whatif(source(*parts(100, 100, 100, 100), PLAIN), 7, PLAIN, sms=4)
     data = found.plot().renderers[0].data_source.data
-    assert list(data["name"]) == ["unchanged", "compute", "replayed", "recorded"]
+    assert list(data["name"]) == ["unchanged", "compute", "changed", "recorded"]
     assert (data["right"][0], data["left"][1], data["right"][1], data["right"][2]) == (267, 267, 167, 167)
     with pytest.raises(MkvizError, match="step 8 was not replayed; one of 7"):
         found.plot(8)
