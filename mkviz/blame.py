@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mkviz.accounting import refuse_thinned
 from mkviz.errors import MkvizError
 from mkviz.faults import Faults
 from mkviz.record import FLAG_BYTES_LAST
@@ -109,8 +110,13 @@ class Blame:
 def blame(source: Snapshot | Source | Trace | str | Path, step: int, machine: Machine | None = None) -> Blame:
     """The blame path of a step (its number); ``machine`` gives the bandwidth of the floor, by default none.
 
-    Raises MkvizError for a step that is not there.
+    Raises MkvizError for a step that is not there and for a trace that was cut to some SMs, ops or times.
     """
+    if isinstance(source, str | Path):
+        from mkviz.trace import Trace
+
+        source = Trace.open(source)
+    refuse_thinned(source)
     for records in steps_of(source, step):
         return blame_of(records, machine, getattr(source, "label", ""))
     raise MkvizError(f"step {step} is not there", "a step that the source holds")

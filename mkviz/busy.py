@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mkviz.accounting import refuse_thinned
 from mkviz.errors import MkvizError
 from mkviz.faults import Faults
 from mkviz.landings import Landings, landings
@@ -130,6 +131,10 @@ def occupancy(
     read = sum(int(part.bytes) for _, part in landed)
     dated = sum(part.dated for _, part in landed)
     notes = faults.notes(bytes="there is no rate", lost="left out")
+    try:
+        refuse_thinned(source)
+    except MkvizError as error:
+        notes.insert(0, f"{error.what}: SMs at work and bytes are of these only")
     if read and not dated:
         notes.append("no reading of a ring of known size: bytes count evenly while their task runs")
     elif read > dated:

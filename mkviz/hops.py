@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkviz.accounting import charge
+from mkviz.accounting import charge, refuse_thinned
 from mkviz.errors import MkvizError
 from mkviz.faults import Faults
 from mkviz.step_records import StepRecords, steps_of
@@ -127,12 +127,13 @@ def hops(source: Snapshot | Source | Trace | str | Path, steps=None) -> Hops:
     """The waits of all steps of a source, or of some (``steps``: one or several); steps that lost records are left out, as
     ``notes`` tells.
 
-    Raises MkvizError for a step that is not there.
+    Raises MkvizError for a step that is not there and for a trace that was cut to some SMs, ops or times.
     """
     if isinstance(source, str | Path):
         from mkviz.trace import Trace
 
         source = Trace.open(source)
+    refuse_thinned(source)
     parts, faults = [], Faults()
     counters, ops = _Names(), _Names()
     for step in steps_of(source, steps):

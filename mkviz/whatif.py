@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mkviz.accounting import KINDS, charge
+from mkviz.accounting import KINDS, charge, refuse_thinned
 from mkviz.blame import CAUSES, blame_of
 from mkviz.costs_fit import FittedStep, fit_step
 from mkviz.costs_model import OpCosts
@@ -173,8 +173,8 @@ def whatif(source: Snapshot | Source | Trace | str | Path, steps=None, machine: 
     ``machine``: what the steps ran on; by default the one that the source's label names.  Without one, bytes count as part of
     each task's time, and changes that are about bytes are refused.
 
-    Raises MkvizError for a change that cannot be made, a step that is not there or not whole, a source without graph, and where
-    the unchanged replay is further from the record than BOUND.
+    Raises MkvizError for a change that cannot be made, a step that is not there or not whole, a source without graph, a trace
+    that was cut to some SMs, ops or times, and where the unchanged replay is further from the record than BOUND.
     """
     wanted, of = Change.of(**change), _Read.of(source)
     machine = machine or named_in(of.label)
@@ -207,6 +207,7 @@ class _Read:
             from mkviz.trace import Trace
 
             source = Trace.open(source)
+        refuse_thinned(source)
         label, simulated = getattr(source, "label", ""), getattr(source, "kind", "") == "simulated"
         if hasattr(source, "snapshot"):
             source = source.snapshot()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mkviz.accounting import refuse_thinned
 from mkviz.blame import CAUSES, Blame, blame_of
 from mkviz.dashboard.units import duration
 from mkviz.errors import MkvizError
@@ -18,6 +19,7 @@ def of_path(reading: Reading) -> Finding:
     """What held the step of median time among those asked for."""
     if reading.one is None:
         raise MkvizError("each of these steps lost records: what held them cannot be told", "steps that are whole")
+    refuse_thinned(reading.of)
     step = next(iter(steps_of(reading.of, reading.one)))
     path = blame_of(step, reading.machine, reading.label)
     said = verdict(path, step, reading.machine)

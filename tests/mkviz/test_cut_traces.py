@@ -1,0 +1,55 @@
+"""Traces that hold only some SMs, ops or times of their steps: what would take left-out time for idle time refuses them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mkviz
+from mkviz.blame import blame
+from mkviz.busy import occupancy
+from mkviz.diff import diff
+from mkviz.errors import MkvizError
+from mkviz.findings import ANALYSES
+from mkviz.hops import hops
+from mkviz.reading import Reading
+from mkviz.rules import check_rules
+from mkviz.trace import Trace
+from mkviz.wave_tails import tails
+from mkviz.whatif import whatif
+
+RECORDING = Path(mkviz.__file__).parent / "recordings" / "h200-demo-model.mkt.zip"
+
+
+@pytest.fixture(scope="module", params=["time", "sms", "ops"])
+def cut(request, tmp_path_factory):
+    whole = Trace.open(RECORDING)
+    begin = int(whole.events()["begin"].min())
+    of = {"time": (begin, begin + 60_000), "sms": range(4), "ops": ["qkv"]}[request.param]
+    return whole.slice(tmp_path_factory.mktemp("cut") / "cut.mkt", **{request.param: of})
+
+
+def test_a_cut_trace_is_refused_where_idle_matters(cut):
+    step = int(cut.table("steps", ["step"])["step"][0].as_py())
+    reading = Reading.of_source(cut)
+    for ask in (
+        lambda: blame(cut, step), lambda: blame(cut.path, step), lambda: hops(cut), lambda: tails(cut),
+        lambda: diff(cut, RECORDING), lambda: whatif(cut, faster={"qkv": 2}), *(lambda n=n: ANALYSES[n].find(reading) for n in ("blame", "waits", "whatif")),
+    ):  # fmt: skip
+        with pytest.raises(MkvizError, match="holds only some of its records"):
+            ask()
+    (verdict,) = check_rules(cut, {"max-path-tail": "50%"})
+    assert verdict.code == 2 and "holds only some" in verdict.why
+
+
+def test_occupancy_of_a_cut_trace_says_that_it_is_of_a_part(cut):
+    found = occupancy(cut)
+    assert "holds only some of its records" in found.notes[0]
+    assert not any("only some" in note for note in occupancy(RECORDING).notes)
+
+
+def test_steps_that_are_whole_are_analysed(tmp_path):
+    some = Trace.open(RECORDING).slice(tmp_path / "one.mkt", steps=[18])
+    assert blame(some, 18).segments.tolist() == blame(RECORDING, 18).segments.tolist()
+    assert blame(RECORDING, 18).label == "recorded on NVIDIA H200"
+    assert np.array_equal(hops(some).columns["exposed"], hops(RECORDING, 18).columns["exposed"])
