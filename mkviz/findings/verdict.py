@@ -50,9 +50,12 @@ def verdict(path: Blame, step: StepRecords, machine: Machine | None) -> Verdict:
     above_all = f", above all {_of(cause)}{op} ({percent(op_ns / total)})" if op else ""
     text = [f"Step {path.step} takes {duration(total)}; {percent(ns / total)} of it is {MEANS[cause]}{above_all}."]
     if rate is not None and machine:
-        share = rate / machine.bandwidth
-        bound = "memory bounds it" if share >= NEAR else "memory does not bound it"
+        share, all_rate = rate / machine.bandwidth, rate_of(step, op, beside=True)
         reach = f"{percent(share)} of what the {machine.name} was measured to reach"
+        if share < NEAR <= all_rate / machine.bandwidth:
+            bound = f"with what else reads then it is {all_rate / 1e12:.2f} TB/s, and memory bounds them"
+        else:
+            bound = "memory bounds it" if share >= NEAR else "memory does not bound it"
         text.append(f"While {op} runs, it reads {rate / 1e12:.2f} TB/s, {reach}: {bound}.")
     if next_ns:
         name, most = _most(path, next_cause)
@@ -64,12 +67,13 @@ def verdict(path: Blame, step: StepRecords, machine: Machine | None) -> Verdict:
     if bounds:
         told = f"{duration(bounds[0][0])} ({percent(bounds[0][0] / total)}), {bounds[0][1]}"
         rest = "".join(f"; {words} is {duration(least)} ({percent(least / total)})" for least, words in bounds[1:])
-        text.append(f"No schedule of these tasks is faster than {told}{rest}.")
+        text.append(f"Unless its tasks or the memory become faster, no schedule takes less than {told}{rest}.")
     return Verdict(cause, ns / total, op, op_ns / total, rate, " ".join(text))
 
 
-def rate_of(step: StepRecords, op: str) -> float | None:
-    """bytes/s that an op read in a step, over the time during which at least one of its tasks ran; None without bytes."""
+def rate_of(step: StepRecords, op: str, beside: bool = False) -> float | None:
+    """bytes/s that an op read in a step, over the time during which at least one of its tasks ran; None without bytes.
+    ``beside``: with the bytes of other ops in that time, those of a task evenly from its begin to its end."""
     task = step.events["task"]
     mine = step.lanes.sound & (step.graph.op[task] == step.graph.ops.index(op)) if op in step.graph.ops else np.zeros(0, bool)
     size = int(step.graph.bytes[task[mine]].sum()) if mine.any() else 0
@@ -78,7 +82,15 @@ def rate_of(step: StepRecords, op: str) -> float | None:
     begin, end = step.lanes.begin[mine], step.lanes.end[mine]
     edges = np.unique(np.concatenate([begin, end]))
     running = np.diff(until(begin, end, edges)) > 0
-    return size / int(np.diff(edges)[running].sum()) * 1e9 if running.any() else None
+    if not running.any():
+        return None
+    active = np.append(0, np.cumsum(np.diff(edges) * running))  # at each edge, ns in which the op ran so far
+    if beside:
+        others = step.lanes.sound & (step.graph.op[task] != step.graph.ops.index(op)) & (step.lanes.end > step.lanes.begin)
+        begin, end = step.lanes.begin[others], step.lanes.end[others]
+        within = np.interp(end, edges, active) - np.interp(begin, edges, active)
+        size += float((step.graph.bytes[task[others]] * within / (end - begin)).sum())
+    return size / int(active[-1]) * 1e9
 
 
 def _most(path: Blame, cause: str) -> tuple[str, int]:

@@ -43,7 +43,8 @@ def test_the_verdict_names_the_cause_the_op_and_what_is_next():
     assert said.text == (
         "Step 0 takes 1.00 µs; 80.0 % of it is compute, above all up (60.0 %). "
         "Next is overhead (idle although ready), 10.0 %, above all before down (10.0 %). "
-        "No schedule of these tasks is faster than 820 ns (82.0 %), its longest chain of dependencies."
+        "Unless its tasks or the memory become faster, no schedule takes less than 820 ns (82.0 %), its longest chain of "
+        "dependencies."
     )
 
 
@@ -55,6 +56,23 @@ def test_an_op_that_reads_as_fast_as_memory_can_is_bound_by_it(size, bound):
     assert said.rate == pytest.approx(size / 600e-9)
     assert f"it reads {size / 600e-9 / 1e12:.2f} TB/s, {100 * size / 600e-9 / 4.55e12:.1f} % of" in said.text
     assert said.text.count(bound) == 1
+
+
+def test_what_other_ops_read_at_the_same_time_counts_before_memory_is_acquitted():
+    """up reads 1 MB in 0..600, other 2.2 MB in 300..900: 1.1 MB of it while up runs."""
+    builder = GraphBuilder("beside", ("up", "other"))
+    builder.task("up", layer=0, bytes=1_000_000)
+    builder.task("other", layer=0, bytes=2_200_000)
+    rows = [(0, 0, 0, 0, 600), (1, 1, 0, 300, 900)]
+    step = step_of(builder.build(), 2, rows, end=900)
+    assert rate_of(step, "up", beside=True) == pytest.approx(2_100_000 / 600e-9)
+    assert rate_of(step, "up") == pytest.approx(1_000_000 / 600e-9)
+    path = blame_of(step_of(builder.build(), 2, [(0, 0, 0, 0, 600), (1, 1, 0, 0, 590)], end=600), H200)
+    said = verdict(path, step, H200)
+    assert "While up runs, it reads 1.67 TB/s" in said.text and "memory does not bound it" in said.text
+    step = step_of(builder.build(), 2, [(0, 0, 0, 0, 600), (1, 1, 0, 0, 590)], end=600)
+    said = verdict(blame_of(step, H200), step, H200)
+    assert "with what else reads then it is 5.33 TB/s, and memory bounds them" in said.text
 
 
 def test_a_rate_counts_the_time_in_which_any_task_of_the_op_ran_once():
