@@ -63,9 +63,7 @@ def of_diff(a: Reading, b: Reading) -> Finding:
     if len(path) and path["change"].iloc[0]:
         top = path.iloc[0]
         answer += f"; the largest change is {f'{top.cause} {top.op}'.strip()}, {signed(top.change)} on the blame path"
-    doubt = (
-        "" if found.certain else "; it may be chance" if found.enough else "; of so few steps that may be chance"
-    )
+    doubt = "" if found.certain else "; it may be chance" if found.enough else "; of so few steps that may be chance"
     label = found.a.label if found.a.label == found.b.label else f"{found.a.label} → {found.b.label}"
     notes = list(dict.fromkeys([*a.notes, *b.notes, *found.notes]))
     return Finding(label, answer + doubt + ".", [partial(found.plot, "path")], _tables(found), notes, found.faults,
