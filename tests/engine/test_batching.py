@@ -126,9 +126,11 @@ def test_a_conversation_goes_on_from_its_own_answer():
     paper.run()
     assert (first.cached_tokens, second.cached_tokens, other.cached_tokens) == (0, 128, 0)  # 159 tokens were computed
     assert second.tokens == other.tokens == turn + answer(turn, 3)
-    whole = [paper.submit(tokens(2, 128), 1) for _ in range(2)]
-    for _ in range(10):
-        paper.step()
+    whole = []
+    for _ in range(2):
+        whole.append(paper.submit(tokens(2, 128), 1))
+        for _ in range(10):
+            paper.step()
     assert [s.cached_tokens for s in whole] == [0, 64]  # the last token is computed anyway: its logits are wanted
     assert all(s.tokens[128:] == answer(tokens(2, 128), 1) for s in whole)
     off = Paper(prefix_cache=False)
