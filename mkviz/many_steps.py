@@ -127,8 +127,10 @@ class ManySteps:
         rows = self.frame().rename_axis("row").reset_index()
         rows = rows[rows["outlier"]].sort_values("z", key=np.abs, ascending=False, kind="stable")
         ns = dict(zip(self.times["step"].tolist(), self.times["ns"].tolist(), strict=True))
-        typical = {self.name(shape): ns[self.typical(shape)] for shape in self.shapes}
-        rows["over"] = rows["ns"] - np.array([typical[group] for group in rows["group"]], np.int64)
+        typical = np.zeros(len(self.times), np.int64)  # by row: graphs may share a name
+        for shape, of in self.shapes.items():
+            typical[of] = ns[self.typical(shape)]
+        rows["over"] = rows["ns"] - typical[rows["row"]]
         causes = pd.DataFrame([self._cause(cause) for cause in self.causes], columns=["step", "typical", *KINDS, "cause", "op"])
         return rows[["step", "group", "ns", "z", "over"]].merge(causes, on="step", how="left").convert_dtypes()
 

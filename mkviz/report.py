@@ -36,7 +36,8 @@ class Report:
 
     @classmethod
     def of(cls, trace: Trace | str | Path, steps: str = "") -> Report:
-        """``steps`` in words, as :class:`mkviz.reading.Reading` takes them.  Raises MkvizError for a trace without these."""
+        """``steps`` in words, as :class:`mkviz.reading.Reading` takes them.  Raises MkvizError for a trace without these, and
+        for one of which no analysis can read the records."""
         trace = trace if isinstance(trace, Trace) else Trace.open(trace)
         reading = Reading.of_source(trace, steps)
         findings, refused = {}, {}
@@ -45,6 +46,8 @@ class Report:
                 findings[name] = _find(name, analysis, reading)
             except MkvizError as error:
                 refused[name] = str(error)
+                if name == "occupancy" and refused[name] == refused.get("accounting"):
+                    raise  # it takes whatever can be read
         return cls(trace, reading, findings, refused)
 
     @property

@@ -1,5 +1,6 @@
 """Traces that hold only some SMs, ops or times of their steps: what would take left-out time for idle time refuses them."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 import mkviz
 from mkviz.blame import blame
 from mkviz.busy import occupancy
+from mkviz.cli import main
 from mkviz.diff import diff
 from mkviz.errors import MkvizError
 from mkviz.findings import ANALYSES
 from mkviz.hops import hops
 from mkviz.reading import Reading
+from mkviz.report import Report
 from mkviz.rules import check_rules
 from mkviz.trace import Trace
 from mkviz.wave_tails import tails
@@ -34,7 +37,8 @@ def test_a_cut_trace_is_refused_where_idle_matters(cut):
     reading = Reading.of_source(cut)
     for ask in (
         lambda: blame(cut, step), lambda: blame(cut.path, step), lambda: hops(cut), lambda: tails(cut),
-        lambda: diff(cut, RECORDING), lambda: whatif(cut, faster={"qkv": 2}), *(lambda n=n: ANALYSES[n].find(reading) for n in ("blame", "waits", "whatif")),
+        lambda: diff(cut, RECORDING), lambda: whatif(cut, faster={"qkv": 2}),
+        *(lambda n=n: ANALYSES[n].find(reading) for n in ("blame", "waits", "whatif")),
     ):  # fmt: skip
         with pytest.raises(MkvizError, match="holds only some of its records"):
             ask()
@@ -46,6 +50,23 @@ def test_occupancy_of_a_cut_trace_says_that_it_is_of_a_part(cut):
     found = occupancy(cut)
     assert "holds only some of its records" in found.notes[0]
     assert not any("only some" in note for note in occupancy(RECORDING).notes)
+
+
+def test_a_report_of_a_cut_trace_has_what_is_left_and_says_why_the_rest_is_not(cut):
+    report = Report.of(cut)
+    assert {"occupancy", "steps"} <= set(report.findings) and "holds only some" in report.answer
+    assert all("holds only some" in report.refused[name] for name in ("blame", "accounting", "waits", "tails", "whatif"))
+
+
+def test_a_report_of_damaged_records_is_none(tmp_path):
+    with zipfile.ZipFile(RECORDING) as whole:
+        whole.extractall(tmp_path / "damaged.mkt")
+    (segment,) = (tmp_path / "damaged.mkt").rglob("records-*.parquet")
+    data = bytearray(segment.read_bytes())
+    data[4000:4200] = bytes(byte ^ 255 for byte in data[4000:4200])
+    segment.write_bytes(data)
+    out = tmp_path / "out.html"
+    assert main(["report", str(segment.parent), "-o", str(out)]) == 2 and not out.exists()
 
 
 def test_steps_that_are_whole_are_analysed(tmp_path):

@@ -40,6 +40,22 @@ WAITS = [40 + k % 3 for k in range(21)]  # 100, 101, 102 ns in turn, but
 WAITS[7] = 140  # 200 ns
 
 
+def test_graphs_of_one_name_are_compared_each_with_its_own():
+    """Steps of 100 ns, one of 200; and twice as many of a graph of the same name with other bytes, 500 ns, one of 700."""
+    store = LiveStore()
+    for key, (base, slow, count) in enumerate(((100, 200, 21), (500, 700, 42))):
+        b = GraphBuilder("same", ["op"])
+        b.task("op", bytes=key)
+        store.graph(key, b.build(), Schedule.from_lists([[0]]))
+        for i in range(count):
+            number, ns = 100 * key + i, slow if i == 7 else base + i % 3
+            events = step_of(b.build(), 1, [(0, 0, 0, 0, ns)], 0, ns, 1000 * number).events.copy()
+            events["step"] = number
+            store.step(StepInfo(number, key, 1000 * number, 1000 * number + ns), events)
+    out = many_steps(store).outliers()
+    assert {row["step"]: row["over"] for row in out.to_dict("records")} == {7: 99, 107: 199}
+
+
 def check(found):
     assert found.name((0, 1, 0)) == "hand · 1 row"
     group = found.groups().iloc[0]
