@@ -19,7 +19,7 @@ from mkviz.costs_fit import FittedStep, fit_step
 from mkviz.costs_model import OpCosts
 from mkviz.errors import MkvizError
 from mkviz.machine import H200, Machine, named_in
-from mkviz.step_records import StepRecords, steps_of
+from mkviz.step_records import StepRecords, shape_of, steps_of
 from mkviz.store import Snapshot
 from mkviz.whatif_case import Case
 from mkviz.whatif_change import Change
@@ -186,6 +186,7 @@ def whatif(source: Snapshot | Source | Trace | str | Path, steps=None, machine: 
     held_out = of.held_out(model, {fitted.step.step for fitted in found}, machine)
     predictions = [_predict(fitted, wanted, of.graphs, model, held_out) for fitted in found]
     notes = [] if machine else ["no measured machine: bytes are part of each task's time, a launch takes none"]
+    notes += of.spread({fitted.step.step for fitted in found})
     if wanted.rows is not None and len({fitted.case.graph.hash for fitted in found}) == 1:
         notes.append("costs by op are fitted to steps of one batch: what more rows add to a task, they cannot show")
     return WhatIf(of.label, wanted, predictions, held_out, notes)
@@ -224,6 +225,17 @@ class _Read:
             raise MkvizError("there is no whole step with a graph", "a source of which a step lost no record")
         ns = [info.end - info.begin for info in infos]
         return infos[ns.index(int(np.percentile(ns, 50, method="inverted_cdf")))].step
+
+    def spread(self, used: set[int]) -> list[str]:
+        """For each of these steps that has others of its shape, in words how their times differ from its."""
+        whole, out = self.whole(), []
+        for one in (info for info in whole if info.step in used):
+            ns = [info.end - info.begin for info in whole if shape_of(info) == shape_of(one) and info.step != one.step]
+            if ns:
+                low, high = (n / (one.end - one.begin) - 1 for n in (min(ns), max(ns)))
+                took = f"took {low:+.1%} to {high:+.1%}" if len(ns) > 1 else f"took {low:+.1%}"
+                out.append(f"{len(ns):,} other step{'s' * (len(ns) > 1)} of its kind {took} against step {one.step}, unchanged")
+        return out
 
     def fitted(self, steps, machine: Machine | None, bound: float) -> Iterator[FittedStep]:
         """Steps with their costs; raises MkvizError for one whose replay's error is beyond ``bound``."""

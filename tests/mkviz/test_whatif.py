@@ -298,6 +298,19 @@ def test_how_far_off_a_prediction_is_if_what_counts_as_math_was_waiting_for_byte
     assert told == (otherwise and {"changed": p.stalled, "change": p.stalled / p.before_ns - 1})
 
 
+def test_how_much_steps_differ_unchanged_stands_beside_the_prediction():
+    graph, schedule = parts(100, 100, 100, 100)
+    store = LiveStore("measured (plain)", "measured")
+    store.graph(0, graph, schedule)
+    for number, ns in enumerate((267, 534, 801)):
+        result = simulate(graph, schedule, PLAIN)
+        store.step(StepInfo(number, 0, 1000 * number, 1000 * number + ns), moved(result.events, number, 1000 * number))
+    words = "2 other steps of its kind took +100.0% to +200.0% against step 0, unchanged"
+    found = whatif(store, 0, PLAIN, faster={"part": 2})
+    assert words in found.notes and words in found.to_text()
+    assert not any("of its kind" in note for note in whatif(source(graph, schedule, PLAIN), 7, PLAIN, sms=1).notes)
+
+
 def test_costs_that_are_known_leave_no_doubt():
     (p,) = whatif(source(join(), JOIN_LISTS, TOY), 7, TOY, bandwidth=2).predictions
     assert p.fitted.exact and p.stalled is None and "waiting" not in p.doubt
