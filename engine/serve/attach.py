@@ -13,7 +13,7 @@ log = logging.getLogger("mkviz.serve")
 
 
 def open_attach(engine: Engine, settings: Settings, place: int | str) -> AttachServer | None:
-    """The engine's sink for viewers, named MODEL-PLACE, the place being a port or a replica; None where it is not wanted or cannot
+    """The engine's sink for viewers, named MODEL-PLACE (a port or a replica); None where it is not wanted or cannot
     be.  Serving goes on without."""
     if not (settings.attach and settings.trace):
         return None
