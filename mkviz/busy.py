@@ -13,7 +13,7 @@ from mkviz.errors import MkvizError
 from mkviz.faults import Faults
 from mkviz.landings import Landings, landings
 from mkviz.machine import Machine, named_in
-from mkviz.step_records import steps_of
+from mkviz.step_records import refuse_large, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +97,8 @@ def occupancy(
     """Over all steps of a source, from the begin of the first to the end of the last, or of some (``steps``: one or several).
 
     ``machine`` gives the ceiling and the size of the ring; by default the one that the source's label names, if anybody
-    measured it.  Steps that lost records are left out, as ``notes`` tells.  Raises MkvizError for a step that is not there.
+    measured it.  Steps that lost records are left out, as ``notes`` tells.  Raises MkvizError for a step that is not there, and
+    for all steps of more than 8 million records.
     """
     if bins < 1:
         raise MkvizError(f"bins {bins}", "1 or more")
@@ -105,6 +106,7 @@ def occupancy(
         from mkviz.trace import Trace
 
         source = Trace.open(source)
+    refuse_large(source, steps)
     label = getattr(source, "label", "")
     machine = machine or named_in(label)
     ops: dict[str, int] = {}

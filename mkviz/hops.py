@@ -12,7 +12,7 @@ import numpy as np
 from mkviz.accounting import charge, refuse_thinned
 from mkviz.errors import MkvizError
 from mkviz.faults import Faults
-from mkviz.step_records import StepRecords, steps_of
+from mkviz.step_records import StepRecords, refuse_large, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,12 +127,14 @@ def hops(source: Snapshot | Source | Trace | str | Path, steps=None) -> Hops:
     """The waits of all steps of a source, or of some (``steps``: one or several); steps that lost records are left out, as
     ``notes`` tells.
 
-    Raises MkvizError for a step that is not there and for a trace that was cut to some SMs, ops or times.
+    Raises MkvizError for a step that is not there, for a trace that was cut to some SMs, ops or times, and for all steps of
+    more than 8 million records.
     """
     if isinstance(source, str | Path):
         from mkviz.trace import Trace
 
         source = Trace.open(source)
+    refuse_large(source, steps)
     refuse_thinned(source)
     parts, faults = [], Faults()
     counters, ops = _Names(), _Names()
