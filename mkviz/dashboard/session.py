@@ -340,6 +340,7 @@ class Session:
         self.generation = Generation(self.hub, model, GenerateRequest(messages=messages, max_tokens=max_tokens))
         self._joined = False
         self.panels.chat.running = True
+        self.panels.note(self.generation.words())  # what the last one said is over
 
     def close(self) -> None:
         """The page is gone: nobody reads on."""
