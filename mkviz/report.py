@@ -83,6 +83,8 @@ class Report:
         from bokeh.embed import components
         from bokeh.resources import Resources
 
+        # not render_js(): in a process with Panel it names files of a server, too
+        inline = Resources(mode="inline", components=["bokeh"]).js_raw
         plots = {f"{name}-{i}": plot(dark) for name, f in self.findings.items() for i, plot in enumerate(f.plots)}
         script, drawn = components(plots) if plots else ("", {})
         sections = [self._section(name, analysis, drawn) for name, analysis in ANALYSES.items()]
@@ -99,7 +101,7 @@ class Report:
             "SECTIONS": "".join(sections),
             "FOOT": escape(f"Made by mkviz {__version__} from {self.trace.path.name}. Definitions: {DEFINITIONS}."),
             "FIGURES": json.dumps(self.to_json(), ensure_ascii=False).replace("<", "\\u003c"),  # or a name could end the script
-            "BOKEH": Resources(mode="inline", components=["bokeh"]).render_js() if plots else "",
+            "BOKEH": "".join(f"<script>{raw}</script>" for raw in inline) if plots else "",
             "SCRIPT": script,
         }
         page = (HERE / "report.html").read_text(encoding="utf-8")
