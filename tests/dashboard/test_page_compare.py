@@ -157,6 +157,7 @@ def test_comparison_and_tab_survive_a_reload(page):
     page.keyboard.press("[")
     page.wait_for_function("/below=simulated/.test(location.search) && /tab=steps/.test(location.search)"
                            " && /range=/.test(location.search)")  # fmt: skip
+    wait(page, "Math.abs(parseFloat(new URLSearchParams(location.search).get('range')) - t.range()[0]) < 1")
     before = timeline(page)["range"]
     page.reload()
     page.wait_for_selector("body[data-mkviz=ready]", state="attached")
