@@ -22,7 +22,7 @@ def page(open_page):
 def answer(page):
     """A whole answer, and the view that follows its last step."""
     generate(page, PROMPT)
-    tokens(page).first.wait_for(timeout=COMPILING)  # until then the line may be of the answer before
+    tokens(page).first.wait_for(state="attached", timeout=COMPILING)  # until then the line may be of the answer before
     page.locator(".note", has_text=re.compile("^done")).wait_for(timeout=COMPILING)
     wait(page, "t.state.follow && Math.abs(t.range()[1] - t.state.hi) < 1")
     return page.locator(".turn.assistant").last.text_content()
@@ -42,7 +42,7 @@ def test_prompt_text_timeline_pause_pan_token(page):
     page.locator("button.pause", has_text="Resume").wait_for()
     seen = timeline(page)["range"]
     generate(page, PROMPT)
-    tokens(page).first.wait_for()
+    tokens(page).first.wait_for(state="attached")
     note(page, "^done")
     assert timeline(page)["range"] == seen
     page.click("button.pause")
