@@ -13,6 +13,7 @@ from mkviz.policies import POLICIES, make_schedule
 from mkviz.protocols import StepInfo
 from mkviz.simulator import Simulated, simulate
 from mkviz.store import LiveStore
+from mkviz.stored import Stored
 
 if TYPE_CHECKING:
     from mkviz.graph import Graph
@@ -25,7 +26,7 @@ NEWEST = 512  # steps: of a source that holds more when it is first read, or has
 ENDS = 1024  # steps whose end is remembered for tokens that come later than their step
 
 
-class SimulatedSource:
+class SimulatedSource(Stored):
     """A Source that follows the source ``of``: the same step numbers, rows, routes and tokens, times of ``machine``.
 
     Each step is the whole graph of its shape, also where the real one had slots without work.  A graph for as many SMs as the
@@ -59,18 +60,6 @@ class SimulatedSource:
         self._token = None  # the newest that was told
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-
-    @property
-    def version(self) -> int:
-        return self._store.version
-
-    @property
-    def lanes(self) -> int:
-        return self._store.lanes
-
-    @property
-    def graphs(self) -> dict[int, tuple[Graph, Schedule]]:
-        return self._store.graphs
 
     def snapshot(self) -> Snapshot:
         """What is simulated so far; of a source that will not grow, nothing before all of it is."""

@@ -9,21 +9,17 @@ import time
 from collections import Counter
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mkviz import __version__
 from mkviz.attach import places, wire
 from mkviz.protocols import KINDS
 from mkviz.store import DEFAULT_BYTES, LiveStore, Snapshot
-
-if TYPE_CHECKING:
-    from mkviz.graph import Graph
-    from mkviz.schedule import Schedule
+from mkviz.stored import Stored
 
 RETRY_S = 0.5
 
 
-class AttachedSource:
+class AttachedSource(Stored):
     """A source; see :mod:`mkviz.attach`.  Connects to the socket ``path`` from a thread of its own, again and again.
 
     ``words`` says what it waits for or what went wrong, "" while it has steps and its server is there.  A server that was
@@ -58,18 +54,6 @@ class AttachedSource:
     @property
     def kind(self) -> str:
         return self._store.kind
-
-    @property
-    def version(self) -> int:
-        return self._store.version
-
-    @property
-    def lanes(self) -> int:
-        return self._store.lanes
-
-    @property
-    def graphs(self) -> dict[int, tuple[Graph, Schedule]]:
-        return self._store.graphs
 
     def snapshot(self) -> Snapshot:
         return self._store.snapshot()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import param
-from panel.custom import JSComponent
 
+from mkviz.dashboard.control import Control
 from mkviz.dashboard.theme import HERE, asset
 
 
-class AnalysesBar(JSComponent):
+class AnalysesBar(Control):
     """``handler(kind, value)`` gets what the user does: source, steps, refresh, auto."""
 
     sources = param.List([])
@@ -24,16 +24,3 @@ class AnalysesBar(JSComponent):
 
     _esm = HERE / "analyses_bar.js"
     _stylesheets = [asset("analyses_bar.css")]  # noqa: RUF012
-
-    def __init__(self, handler, **params):
-        self._handler = handler
-        super().__init__(**params)
-
-    def _handle_msg(self, data) -> None:
-        self._handler(data["type"], data["value"])
-
-    def show(self, **values) -> None:
-        """Set what differs, in one message."""
-        changed = {name: value for name, value in values.items() if getattr(self, name) != value}
-        if changed:
-            self.param.update(**changed)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import param
-from panel.custom import JSComponent
 
+from mkviz.dashboard.control import Control
 from mkviz.dashboard.scene import MODES
 from mkviz.dashboard.theme import HERE, asset
 
 
-class Bar(JSComponent):
+class Bar(Control):
     """``handler(kind, value)`` gets what the user does: source, compare, live, pause, mode, search."""
 
     sources = param.List([])
@@ -25,16 +25,3 @@ class Bar(JSComponent):
 
     _esm = HERE / "bar.js"
     _stylesheets = [asset("bar.css")]  # noqa: RUF012
-
-    def __init__(self, handler, **params):
-        self._handler = handler
-        super().__init__(**params)
-
-    def _handle_msg(self, data) -> None:
-        self._handler(data["type"], data["value"])
-
-    def show(self, **values) -> None:
-        """Set what differs, in one message."""
-        changed = {name: value for name, value in values.items() if getattr(self, name) != value}
-        if changed:
-            self.param.update(**changed)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import param
-from panel.custom import JSComponent
 
+from mkviz.dashboard.control import Control
 from mkviz.dashboard.tables import TABLES, Table
 from mkviz.dashboard.theme import HERE, asset
 
 
-class Tabs(JSComponent):
+class Tabs(Control):
     """The tab buttons, and the chosen table below them.  ``handler(kind, value)`` gets what the user does: tab (its name),
     row (its number)."""
 
@@ -22,13 +22,6 @@ class Tabs(JSComponent):
 
     _esm = HERE / "tabs.js"
     _stylesheets = [asset("tabs.css")]  # noqa: RUF012
-
-    def __init__(self, handler, **params):
-        self._handler = handler
-        super().__init__(**params)
-
-    def _handle_msg(self, data) -> None:
-        self._handler(data["type"], data["value"])
 
     def show(self, table: Table, caption: str) -> None:
         caption = table.caption or caption

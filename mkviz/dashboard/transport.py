@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import panel as pn
 import param
-from panel.custom import JSComponent
 
 from mkviz.dashboard import lanes
+from mkviz.dashboard.control import Control
 from mkviz.dashboard.play import PACE, PACES
 from mkviz.dashboard.theme import HERE, asset
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mkviz.dashboard.session import Session
 
 
-class Transport(JSComponent):
+class Transport(Control):
     """``handler(kind, value)`` gets what the user does: roles, sms (-1, 1), play, event (-1, 1), pace (s a step), leave."""
 
     roles = param.Boolean(False, doc="a sub-lane per role")
@@ -30,23 +30,13 @@ class Transport(JSComponent):
     _esm = HERE / "transport.js"
     _stylesheets = [asset("transport.css")]  # noqa: RUF012
 
-    def __init__(self, handler, **params):
-        self._handler = handler
-        super().__init__(**params)
-
-    def _handle_msg(self, data) -> None:
-        self._handler(data["type"], data["value"])
-
     def show(self, session: Session) -> None:
         """What the session shows of lanes, and whether there is anything to play."""
         scene = session.scene
         sms = (
             "" if scene is None or len(scene.lanes) == scene.snapshot.lanes else lanes.words(scene.lanes, scene.snapshot.lanes)
         )
-        values = {"roles": session.look.roles, "sms": sms, "ready": scene is not None}
-        changed = {name: value for name, value in values.items() if getattr(self, name) != value}
-        if changed:
-            self.param.update(**changed)
+        super().show(roles=session.look.roles, sms=sms, ready=scene is not None)
 
 
 def asked(session: Session, kind: str, value) -> None:
