@@ -21,13 +21,14 @@ class Faults:
     ``counts`` are of records, nothing of which is dropped in silence: *lost* (their steps are unknown as a whole), *strays*
     among them (no such SM or task), *broken* (end missing or before begin, or a time that did not fit), *repeated* (a task's
     second record in a step), *overlapping* (begun before the task before it had ended: the shared time counts once) and
-    *clipped* (not all within their step).  ``steps`` were seen, ``lossy`` of them had lost records.
+    *clipped* (not all within their step).  ``steps`` were seen, ``lossy`` of them had lost
+    records; ``waits``, ``bytes``: whether any has dependencies, or bytes.
     """
 
     def __init__(self, steps: int = 0, lossy: int = 0, waits: bool = False, bytes: bool = False):
         self.counts = dict.fromkeys(FAULTS, 0)
         self.steps, self.lossy = steps, lossy
-        self._waits, self._bytes = waits, bytes
+        self.waits, self.bytes = waits, bytes
 
     def add(self, step: StepRecords) -> None:
         self.steps += 1
@@ -35,8 +36,8 @@ class Faults:
         self.counts["lost"] += step.lost
         self.counts["strays"] += step.strays
         self.of_lanes(step.lanes, step.events, step.begin, step.end)
-        self._waits |= len(step.graph.wait_counter) > 0 or bool((step.events["last_wait"] != NO_WAIT).any())
-        self._bytes |= bool(step.graph.bytes.any()) or bool((step.events["flags"] & FLAG_BYTES_LAST).any())
+        self.waits |= len(step.graph.wait_counter) > 0 or bool((step.events["last_wait"] != NO_WAIT).any())
+        self.bytes |= bool(step.graph.bytes.any()) or bool((step.events["flags"] & FLAG_BYTES_LAST).any())
 
     def of_lanes(self, at: LaneTimes, events: np.ndarray, begin, end) -> None:
         """Those that show on lanes; ``begin`` and ``end`` of the step or, i64[k], of the step of each record."""
@@ -55,8 +56,8 @@ class Faults:
         out = []
         if lost and self.lossy:
             out.append(f"of {self.steps} steps {self.lossy} lost records and {'is' if self.lossy == 1 else 'are'} {lost}")
-        if waits and not self._waits:
+        if waits and not self.waits:
             out.append(f"no dependencies: {waits}")
-        if bytes and not self._bytes:
+        if bytes and not self.bytes:
             out.append(f"no bytes: {bytes}")
         return out

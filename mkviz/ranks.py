@@ -21,7 +21,8 @@ import numpy as np
 
 from mkviz.accounting import KEYS, refuse_thinned
 from mkviz.errors import MkvizError
-from mkviz.tally import Tally, parts_of, tally
+from mkviz.sweep import parts_of
+from mkviz.tally import Tally, tally
 from mkviz.trace import Trace
 
 if TYPE_CHECKING:

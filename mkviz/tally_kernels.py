@@ -10,46 +10,12 @@ import numpy as np
 from numba import njit
 
 from mkviz.record import FLAG_BYTES_LAST, FLAG_SATURATED, KIND_MASK, KIND_PHASES, KIND_SKIPPED, KIND_TASK
+from mkviz.sweep_kernels import BROKEN, CLIPPED, OVERLAPPING, REPEATED, clip
 
 COMPUTE, WAIT, STARVED, OVERHEAD, TAIL, UNKNOWN, LOADER, FEEDER, STORER = range(9)  # columns of sums
-BROKEN, REPEATED, OVERLAPPING, CLIPPED = range(4)  # of faults
 NO_CHUNK = np.int64(0xFFFFFFFF)
 WORK = 13  # arrays that a step is worked at in
 DIGITS = 256  # of the sort of begins
-
-
-@njit(cache=True, nogil=True)
-def survey(sm, task, flags, begin, end, claim, first, stop, sms, tasks, bounds):
-    """Of one step's records: how many are strays, whether they can be taken as they are (all of them within ``sms`` and
-    ``tasks``, tasks in order), and ``bounds`` (begin, end) widened by them, as ``step_bounds`` does."""
-    strays, plain, previous = 0, True, -1
-    least, earliest, latest = np.int64(0), np.int64(0), np.int64(0)
-    for i in range(first, stop):
-        good = sm[i] < sms and task[i] < tasks
-        plain &= good
-        if flags[i] & KIND_MASK != KIND_TASK:
-            continue
-        if not good:
-            strays += 1
-            continue
-        if previous < 0:
-            least, earliest, latest = begin[i], claim[i], end[i]
-        else:
-            least, earliest, latest = min(least, begin[i]), min(earliest, claim[i]), max(latest, end[i])
-            p = previous
-            if sm[i] < sm[p] or (sm[i] == sm[p] and (begin[i] < begin[p] or (begin[i] == begin[p] and end[i] < end[p]))):
-                plain = False
-        previous = i
-    bounds[1] = max(bounds[1], bounds[0])
-    if previous >= 0:
-        bounds[0] = min(bounds[0], least) if bounds[1] > bounds[0] else earliest
-        bounds[1] = max(bounds[1], latest)
-    return strays, plain
-
-
-@njit(cache=True, nogil=True)
-def _clip(time, since, until):
-    return min(max(time, since), until) - since
 
 
 @njit(cache=True, nogil=True)
@@ -154,7 +120,7 @@ def add_step(sm, task, flags, claim, ready, begin, end, publish, order, since, u
             faults[CLIPPED] += begin[i] < since or end[i] > until or begin[i] > until
             tasks_of[group] += 1
             bytes_of[group] += size_of[t]
-            b, e, r = _clip(begin[i], since, until), _clip(end[i], since, until), _clip(ready[i], since, until)
+            b, e, r = clip(begin[i], since, until), clip(end[i], since, until), clip(ready[i], since, until)
             if sound:
                 seen[t] = stamp
                 faults[OVERLAPPING] += b < free
@@ -174,8 +140,8 @@ def add_step(sm, task, flags, claim, ready, begin, end, publish, order, since, u
                 loaded = np.int64(0)
                 if size_of[t] > 0:
                     loaded = b if chunk[t] == NO_CHUNK else min(b + chunk[t], e)
-                p = max(_clip(publish[i], since, until), e)
-                starts[0, count], stops[0, count] = _clip(claim[i], since, until), loaded * sound
+                p = max(clip(publish[i], since, until), e)
+                starts[0, count], stops[0, count] = clip(claim[i], since, until), loaded * sound
                 starts[1, count], stops[1, count] = r, b * sound
                 starts[2, count], stops[2, count] = e, p * sound
                 groups[count] = group

@@ -15,7 +15,8 @@ from mkviz.record import FLAG_BYTES_LAST, FLAG_SATURATED, KIND_PHASES, KIND_SKIP
 from mkviz.simulator import simulate
 from mkviz.store import LiveStore, store_of_trace
 from mkviz.summary import summarise
-from mkviz.tally import parts_of, tally
+from mkviz.sweep import parts_of
+from mkviz.tally import tally
 from mkviz.trace import Trace, TraceWriter
 
 KEYS = ["sm", "op", "layer"]
