@@ -200,6 +200,6 @@ class _Adder:
             self.work = np.empty((WORK, 2 * len(step.order)), np.int64)
         add_step(
             c("sm"), c("task"), c("flags"), c("claim"), c("ready"), c("begin"), c("end"), c("publish"), step.order, since,
-            until, sms, self.full, group, op, size, len(self.active), sums, of_tasks["tasks"], of_tasks["skipped"], of_tasks["bytes"],
-            active, self.counted[int(lossy)], self.seen[step.graph], total.steps, self.work,
+            until, sms, self.full, group, op, size, len(self.active), sums, of_tasks["tasks"], of_tasks["skipped"],
+            of_tasks["bytes"], active, self.counted[int(lossy)], self.seen[step.graph], total.steps, self.work,
         )  # fmt: skip
