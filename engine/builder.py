@@ -78,6 +78,7 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
     name = f"{config.family} {len(config.layers)}L h{config.hidden} · {shape.rows} rows · {shape.splits} splits"
     meta = {"rows": shape.rows, "splits": shape.splits, "layers": len(config.layers), "page": PAGE}
     meta["late_ops"] = ["expert_up", "expert_down"]  # their addresses come from routing: nobody can load them before it
+    meta["last_row_ops"] = ["lm_head"]  # of each sequence they compute one row at most
     b = GraphBuilder(name, OPS, meta)
     args: list[tuple[int, int, int, int]] = []
     rows, hidden, d = shape.rows, config.hidden, config.head_dim
@@ -88,13 +89,14 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         args.append(tuple(a) + (0,) * (4 - len(a)))
         return b.task(op, layer=layer, slot=slot, tile=tile, bytes=read, flops=2 * macs, waits=waits, raises=raises)
 
-    def matrix(op, n, k, tile_rows, matrices=1, rows_per_expert=rows, variant=0, **where):
-        """Tiles of an n × k weight (``matrices`` of them side by side); ``waits``/``raises`` may depend on the tile."""
+    def matrix(op, n, k, tile_rows, matrices=1, inputs=None, variant=0, **where):
+        """Tiles of an n × k weight (``matrices`` of them side by side); ``inputs``: numbers that meet each of its rows (else
+        k for every row of the step).  ``waits``/``raises`` may depend on the tile."""
         for tile, first in enumerate(range(0, n, tile_rows)):
             count = min(tile_rows, n - first)
             w = {key: value(tile) if callable(value) else value for key, value in where.items()}
-            macs = matrices * count * k
-            add(op, tile=tile, a=(first, count, variant), read=macs * weight_bytes, macs=macs * rows_per_expert, **w)
+            read, macs = matrices * count * k * weight_bytes, matrices * count * (rows * k if inputs is None else inputs)
+            add(op, tile=tile, a=(first, count, variant), read=read, macs=macs, **w)
 
     x = b.counter("x.0")
     for tile, (first, end) in enumerate(blocks):
@@ -143,7 +145,7 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
             slots = min(config.experts, rows * config.top_k)
             share = max(1, rows * config.top_k // slots)
             for slot in range(slots):
-                matrix("expert_up", spec.width, hidden, tiling.expert_up, 2, share, layer=layer, slot=slot,
+                matrix("expert_up", spec.width, hidden, tiling.expert_up, 2, share * hidden, layer=layer, slot=slot,
                        waits=[ffn_in, router], raises=[hid])  # fmt: skip
             if config.shared_width:
                 matrix(
@@ -157,13 +159,16 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
                     waits=[ffn_in],
                     raises=[hid],
                 )
-            k_down, down = min(config.experts, rows * config.top_k) * spec.width + config.shared_width, "expert_down"
+            k_slots, down = slots * spec.width, "expert_down"
+            k_down, met = k_slots + config.shared_width, rows * (config.top_k * spec.width + config.shared_width)
+            b.meta.setdefault("slot_bytes", {})[down] = k_slots / k_down  # this share of what it reads is its layer's slots
         else:
             matrix("dense_up", spec.width, hidden, tiling.dense_up, 2, layer=layer, waits=[ffn_in], raises=[hid])
-            k_down, down = spec.width, "dense_down"
+            k_down, met, down = spec.width, None, "dense_down"
         o_raises = [[c] for c in o_done] if config.parallel else [[c, mid] for c in o_done]
         matrix("o_proj", hidden, q_width, tiling.o_proj, layer=layer, waits=[att], raises=o_raises.__getitem__)
-        matrix(down, hidden, k_down, tiling.o_proj, layer=layer, waits=lambda t, h=hid, o=o_done: [h, o[t]], raises=[x_next])
+        matrix(down, hidden, k_down, tiling.o_proj, inputs=met, layer=layer, waits=lambda t, h=hid, o=o_done: [h, o[t]],
+               raises=[x_next])  # fmt: skip
         x = x_next
     logits, picked = b.counter("logits"), b.counter("picked")  # nobody in this step waits for picked: the next step does
     matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[x], raises=[logits])
