@@ -87,6 +87,12 @@ class Sweep:
             self.graphs[-1] = graph, schedule.sms
         self._bounded = bool((self.table["end"] > self.table["begin"]).all())  # else a step begins with its first claim
 
+    def ops(self) -> dict[str, int]:
+        """{op: index} of the graphs of all steps, in the order in which steps have them."""
+        ids, first = np.unique(self.table["graph"], return_index=True)
+        names = [op for i in ids[np.argsort(first)].tolist() for op in self.graphs.get(i, self.graphs.get(-1))[0].ops]
+        return {op: i for i, op in enumerate(dict.fromkeys(names))}
+
     def run(self, make: Callable[[], W], columns: Iterable[str] = (), threads: int = 0) -> list[W]:
         """The workers of all parts, ascending; ``columns`` of records, beside NEEDED, are read for them; ``threads``: how many
         share the work (default: one a core).
@@ -179,6 +185,14 @@ class Lanes:
         for name, count in zip(("broken", "repeated", "overlapping", "clipped"), self._counted.tolist(), strict=True):
             self._faults.counts[name] = count
         return self._faults
+
+
+def joined_faults(lanes: Iterable[Lanes]) -> Faults:
+    out = Faults()
+    for more in (one.faults for one in lanes):
+        out.steps, out.lossy, out.bytes = out.steps + more.steps, out.lossy + more.lossy, out.bytes or more.bytes
+        out.counts = {name: count + more.counts[name] for name, count in out.counts.items()}
+    return out
 
 
 def split(records: np.ndarray, count: int) -> list[range]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkviz.accounting import refuse_thinned
+from mkviz.accounting import is_large, refuse_thinned
 from mkviz.busy import until
 from mkviz.errors import MkvizError
 from mkviz.faults import Faults
@@ -124,6 +124,12 @@ def tails(source: Snapshot | Source | Trace | str | Path, steps=None) -> WaveTai
 
         source = Trace.open(source)
     refuse_thinned(source)
+    label = getattr(source, "label", "")
+    if is_large(source, steps):
+        from mkviz.wave_sweep import waves_of
+
+        *found, faults = waves_of(source, steps)
+        return WaveTails(label, *found, faults.counts, faults.notes(lost="left out"))
     ops: dict[str, int] = {}
     faults, waves, finishers = Faults(), [np.zeros(0, WAVE)], [np.zeros(0, FINISHER)]
     for step in steps_of(source, steps):
@@ -134,8 +140,7 @@ def tails(source: Snapshot | Source | Trace | str | Path, steps=None) -> WaveTai
             waves.append(of_step)
             finishers.append(last)
     notes = faults.notes(lost="left out")
-    return WaveTails(getattr(source, "label", ""), tuple(ops), np.concatenate(waves), np.concatenate(finishers), faults.counts,
-                     notes)  # fmt: skip
+    return WaveTails(label, tuple(ops), np.concatenate(waves), np.concatenate(finishers), faults.counts, notes)
 
 
 class _Spent:

@@ -27,7 +27,7 @@ def wrong(events, rng, number):
     events = events.copy()
     events["step"] = number
     chance = rng.random(len(events))
-    events["end"][chance < 0.05] = 0
+    events["end"][chance < 0.05] = min(0, int(events["begin"].min()) - 5)
     events["flags"][(chance > 0.1) & (chance < 0.15)] |= FLAG_SATURATED
     events["flags"][(chance > 0.2) & (chance < 0.5)] ^= FLAG_BYTES_LAST
     events["flags"][(chance > 0.6) & (chance < 0.7)] = KIND_SKIPPED
@@ -41,8 +41,9 @@ def wrong(events, rng, number):
     return events[rng.permutation(len(events))] if number % 3 else events
 
 
-def capture(path, seed, steps=9):
-    """A trace of steps of two graphs, right and wrong ones, one that lost records, one with strays, one without records."""
+def capture(path, seed, steps=9, now=10**12):
+    """A trace of steps of two graphs, right and wrong ones, one that lost records, one with strays, one without records; times
+    are from ``now`` on."""
     rng = np.random.default_rng(seed)
     with TraceWriter(path, kind="imported", overwrite=True, segment_records=40) as writer:
         made = []
@@ -51,7 +52,6 @@ def capture(path, seed, steps=9):
             schedule = make_schedule(graph, 2 + seed % 3 + i, "round_robin")
             writer.graph(i, graph, schedule)
             made.append(simulate(graph, schedule, SMALL))
-        now = 10**12
         for number in range(0, 3 * steps, 3):
             i = int(rng.integers(2))
             events = made[i].events.copy()

@@ -1,0 +1,86 @@
+"""Sweep: compiled analyses of large captures say the same as those that go step by step, whatever is wrong with records."""
+
+import numpy as np
+import pytest
+from test_tally import capture
+
+from mkviz import accounting
+from mkviz.errors import MkvizError
+from mkviz.protocols import StepInfo
+from mkviz.sweep import Sweep, split
+from mkviz.trace import Trace, TraceWriter
+from mkviz.wave_tails import tails
+
+NOW = {0: 10**12, 1: 2**63 - 10**7, 2: -(2**63) + 10**6}  # by seed % 3
+
+
+@pytest.fixture(params=range(9))
+def trace(request, tmp_path):
+    return capture(tmp_path / "t.mkt", request.param, now=NOW[request.param % 3])
+
+
+def swept(monkeypatch, analysis, *args, **options):
+    """What an analysis says of a capture that it takes for a large one."""
+    with monkeypatch.context() as patch:
+        patch.setattr(accounting, "LARGE", 0)
+        return analysis(*args, **options)
+
+
+@pytest.mark.parametrize("steps", [None, [0, 3, 9, 21], 12])
+def test_waves(trace, steps, monkeypatch):
+    one_by_one, found = tails(trace, steps), swept(monkeypatch, tails, trace, steps)
+    assert (found.label, found.ops) == (one_by_one.label, one_by_one.ops)
+    assert (found.faults, found.notes) == (one_by_one.faults, one_by_one.notes)
+    for name in ("waves", "finishers"):
+        assert getattr(found, name).tolist() == getattr(one_by_one, name).tolist()
+    if steps is None:
+        assert [name for name, count in one_by_one.faults.items() if not count] in ([], ["overlapping"])
+
+
+def test_a_step_that_is_not_there(trace, monkeypatch):
+    with pytest.raises(MkvizError, match="step 1 is not there"):
+        swept(monkeypatch, tails, trace, [0, 1])
+
+
+def test_steps_without_a_graph_and_no_steps(tmp_path, monkeypatch):
+    trace = capture(tmp_path / "t.mkt", 0)
+    with TraceWriter(tmp_path / "none.mkt", kind="imported") as writer:
+        for info, events in trace.walk(_all(trace)):
+            writer.step(StepInfo(info.step, -1, info.begin, info.end, lost=info.lost), events[events["sm"] < 900])
+    TraceWriter(tmp_path / "empty.mkt", kind="imported").close()
+    for name in ("none", "empty"):
+        graphless = Trace.open(tmp_path / f"{name}.mkt")
+        one_by_one, found = tails(graphless), swept(monkeypatch, tails, graphless)
+        assert found.waves.tolist() == one_by_one.waves.tolist() and found.notes == one_by_one.notes
+
+
+def _all(trace):
+    from mkviz.trace.selection import Selection
+
+    return Selection.of(trace)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 50])
+def test_parts_hold_all_steps_once(count):
+    records = np.array([5, 0, 0, 90, 1, 1, 1, 30, 0])
+    parts = split(records, count)
+    assert len(parts) <= count and [row for part in parts for row in part] == list(range(len(records)))
+    assert split(records[:0], count) == []
+
+
+def test_a_worker_gets_each_step_once_and_whole(trace):
+    class Seen:
+        def __init__(self):
+            self.steps = []
+
+        def add(self, step):
+            own = slice(step.first, step.stop)
+            self.steps.append((step.number, sorted(step.columns["task"][own].tolist()), step.columns["ready"][own].sum()))
+
+    whole = [(info.step, sorted(e["task"].tolist()), e["ready"].sum()) for info, e in trace.walk(_all(trace))]
+    for threads in (1, 2, 5):
+        workers = Sweep(trace).run(Seen, ["ready"], threads)
+        assert [step for worker in workers for step in worker.steps] == whole and len(workers) <= threads
+    some = [numbers[0] for numbers in whole][2::3]
+    workers = Sweep(trace, some).run(Seen, ["ready"], 2)
+    assert [step for worker in workers for step in worker.steps] == whole[2::3]
