@@ -96,6 +96,19 @@ def _tails(path):
     return tails(path).faults
 
 
+def _occupancy(path):
+    from mkviz.busy import occupancy
+
+    return occupancy(path).rate()
+
+
+def _hops(path):
+    from mkviz.hops import hops
+
+    found = hops(path)
+    return found.by("counter"), found.by("producer_op", "op"), found.histogram("op")
+
+
 def _dashboard(path):
     from mkviz.store import store_of_trace
 
@@ -104,7 +117,7 @@ def _dashboard(path):
 
 ANALYSES = {
     "open": _open, "summary": _summary, "accounting": _accounting, "blame of a step": _blame, "many steps": _many_steps,
-    "open in the dashboard": _dashboard, "wave tails of all steps": _tails,
+    "open in the dashboard": _dashboard, "wave tails": _tails, "occupancy": _occupancy, "hops": _hops,
 }  # fmt: skip
 
 

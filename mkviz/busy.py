@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mkviz.accounting import refuse_thinned
+from mkviz.accounting import is_large, refuse_thinned
 from mkviz.errors import MkvizError
 from mkviz.faults import Faults
 from mkviz.landings import Landings, landings
 from mkviz.machine import Machine, named_in
-from mkviz.step_records import refuse_large, steps_of
+from mkviz.step_records import steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,14 +91,27 @@ class Occupancy:
         return plots.areas(self.edges, rows, [palette.READS[dark]], head, "GB/s", dark, line)
 
 
+class Binned(NamedTuple):
+    """What an :class:`Occupancy` has of the records themselves."""
+
+    origin: int
+    edges: np.ndarray
+    ops: tuple[str, ...]
+    sms: int
+    busy: np.ndarray
+    bytes: np.ndarray
+    read: int
+    dated: float
+    faults: Faults
+
+
 def occupancy(
     source: Snapshot | Source | Trace | str | Path, steps=None, bins: int = 400, machine: Machine | None = None
 ) -> Occupancy:
     """Over all steps of a source, from the begin of the first to the end of the last, or of some (``steps``: one or several).
 
     ``machine`` gives the ceiling and the size of the ring; by default the one that the source's label names, if anybody
-    measured it.  Steps that lost records are left out, as ``notes`` tells.  Raises MkvizError for a step that is not there, and
-    for all steps of more than 8 million records.
+    measured it.  Steps that lost records are left out, as ``notes`` tells.  Raises MkvizError for a step that is not there.
     """
     if bins < 1:
         raise MkvizError(f"bins {bins}", "1 or more")
@@ -106,9 +119,29 @@ def occupancy(
         from mkviz.trace import Trace
 
         source = Trace.open(source)
-    refuse_large(source, steps)
     label = getattr(source, "label", "")
     machine = machine or named_in(label)
+    ring_bytes = machine.ring_bytes if machine else 0
+    if is_large(source, steps):
+        from mkviz.busy_sweep import binned
+
+        found = binned(source, steps, bins, ring_bytes)
+    else:
+        found = _binned(source, steps, bins, ring_bytes)
+    notes = found.faults.notes(bytes="there is no rate", lost="left out")
+    try:
+        refuse_thinned(source)
+    except MkvizError as error:
+        notes.insert(0, f"{error.what}: SMs at work and bytes are of these only")
+    if found.read and not found.dated:
+        notes.append("no reading of a ring of known size: bytes count evenly while their task runs")
+    elif found.read > found.dated:
+        share = f"{1 - found.dated / found.read:.0%}"
+        notes.append(f"{share} of the bytes, on SMs without a reading of the ring, count evenly while their task runs")
+    return Occupancy(label, *found[:-1], machine.bandwidth if machine else None, found.faults.counts, notes)
+
+
+def _binned(source, steps, bins: int, ring_bytes: int) -> Binned:
     ops: dict[str, int] = {}
     faults, spans, landed, bounds, sms = Faults(), [], [], [], 0
     for step in steps_of(source, steps):
@@ -121,29 +154,23 @@ def occupancy(
             ran = step.lanes.sound & (end > begin)
             op = op_of[step.graph.op[step.events["task"]]]
             spans.append((begin[ran] + step.begin, end[ran] + step.begin, op[ran]))
-            landed.append((step.begin, landings(step, machine.ring_bytes if machine else 0)))
+            landed.append((step.begin, landings(step, ring_bytes)))
     origin, end = (min(b for b, _ in bounds), max(e for _, e in bounds)) if bounds else (0, 0)
-    edges = np.unique([origin + (end - origin) * i // bins for i in range(bins + 1)]) if end > origin else np.array([0, 1])
-    edges = (edges - origin if end > origin else edges).astype(np.int64)
+    edges = edges_of(origin, end, bins)
     busy = np.zeros((len(ops), len(edges) - 1), np.int64)
     if spans:
         start, stop, op = (np.concatenate(part) for part in zip(*spans, strict=True))
         for i in range(len(ops)):
             busy[i] = np.diff(until(start[op == i] - origin, stop[op == i] - origin, edges))
-    read = sum(int(part.bytes) for _, part in landed)
-    dated = sum(part.dated for _, part in landed)
-    notes = faults.notes(bytes="there is no rate", lost="left out")
-    try:
-        refuse_thinned(source)
-    except MkvizError as error:
-        notes.insert(0, f"{error.what}: SMs at work and bytes are of these only")
-    if read and not dated:
-        notes.append("no reading of a ring of known size: bytes count evenly while their task runs")
-    elif read > dated:
-        share = f"{1 - dated / read:.0%}"
-        notes.append(f"{share} of the bytes, on SMs without a reading of the ring, count evenly while their task runs")
-    return Occupancy(label, origin, edges, tuple(ops), sms, busy, _landed(landed, origin, edges), read, dated,
-                     machine.bandwidth if machine else None, faults.counts, notes)  # fmt: skip
+    read, dated = (sum(getattr(part, name) for _, part in landed) for name in ("bytes", "dated"))
+    return Binned(origin, edges, tuple(ops), sms, busy, _landed(landed, origin, edges), read, dated, faults)
+
+
+def edges_of(origin: int, end: int, bins: int) -> np.ndarray:
+    """i64[n + 1]: of at most ``bins`` bins from origin to end, ns since origin."""
+    if end <= origin:
+        return np.array([0, 1])
+    return np.unique([(end - origin) * i // bins for i in range(bins + 1)]).astype(np.int64)
 
 
 def until(start: np.ndarray, stop: np.ndarray, at: np.ndarray) -> np.ndarray:

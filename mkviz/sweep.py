@@ -90,8 +90,12 @@ class Sweep:
     def ops(self) -> dict[str, int]:
         """{op: index} of the graphs of all steps, in the order in which steps have them."""
         ids, first = np.unique(self.table["graph"], return_index=True)
-        names = [op for i in ids[np.argsort(first)].tolist() for op in self.graphs.get(i, self.graphs.get(-1))[0].ops]
+        names = [op for i in ids[np.argsort(first)].tolist() for op in self.graph_of(i)[0].ops]
         return {op: i for i, op in enumerate(dict.fromkeys(names))}
+
+    def graph_of(self, graph_id: int) -> tuple[Graph, int]:
+        """(graph, SMs) of a step whose table names this graph."""
+        return self.graphs[graph_id if graph_id in self.graphs else -1]
 
     def run(self, make: Callable[[], W], columns: Iterable[str] = (), threads: int = 0) -> list[W]:
         """The workers of all parts, ascending; ``columns`` of records, beside NEEDED, are read for them; ``threads``: how many

@@ -2,11 +2,16 @@
 
 import numpy as np
 import pytest
+from random_graphs import random_graph
+from step_makers import SMALL
 from test_tally import capture
 
 from mkviz import accounting
+from mkviz.busy import occupancy
 from mkviz.errors import MkvizError
+from mkviz.policies import make_schedule
 from mkviz.protocols import StepInfo
+from mkviz.simulator import simulate
 from mkviz.sweep import Sweep, split
 from mkviz.trace import Trace, TraceWriter
 from mkviz.wave_tails import tails
@@ -37,6 +42,40 @@ def test_waves(trace, steps, monkeypatch):
         assert [name for name, count in one_by_one.faults.items() if not count] in ([], ["overlapping"])
 
 
+@pytest.mark.parametrize("steps", [None, [0, 3, 9, 21], 12])
+@pytest.mark.parametrize("machine", [None, SMALL])
+def test_occupancy(trace, steps, machine, monkeypatch):
+    for bins in (1, 7, 300):
+        options = {"bins": bins, "machine": machine}
+        one_by_one, found = occupancy(trace, steps, **options), swept(monkeypatch, occupancy, trace, steps, **options)
+        for name in ("label", "origin", "ops", "sms", "read", "dated", "ceiling", "faults", "notes"):
+            assert getattr(found, name) == getattr(one_by_one, name), name
+        assert found.edges.tolist() == one_by_one.edges.tolist() and found.busy.tolist() == one_by_one.busy.tolist()
+        assert found.bytes == pytest.approx(one_by_one.bytes, rel=1e-6, abs=1e-6 * one_by_one.read)
+    if steps is None:
+        assert one_by_one.read and one_by_one.dated > 0 if machine else not one_by_one.dated
+
+
+def test_records_before_all_steps_and_after_them(tmp_path, monkeypatch):
+    """The host has the times of one step only: bins are where the records are."""
+    graph = random_graph(1, layers=2, width=4)
+    schedule = make_schedule(graph, 3, "list")
+    result = simulate(graph, schedule, SMALL)
+    with TraceWriter(tmp_path / "t.mkt", kind="imported") as writer:
+        writer.graph(0, graph, schedule)
+        for number, begin in enumerate((7000, 500, 90_000)):
+            events = result.events.copy()
+            events["step"] = number
+            for name in ("claim", "ready", "begin", "end", "publish"):
+                events[name] += begin
+            writer.step(StepInfo(number, 0, 40_000, 40_000 + (number > 0)), events)
+    trace = Trace.open(tmp_path / "t.mkt")
+    one_by_one, found = occupancy(trace, bins=9), swept(monkeypatch, occupancy, trace, bins=9)
+    assert found.origin == one_by_one.origin < 7000 and found.edges.tolist() == one_by_one.edges.tolist()
+    assert found.busy.tolist() == one_by_one.busy.tolist() and found.busy.sum() > 0 and found.faults == one_by_one.faults
+    assert found.bytes == pytest.approx(one_by_one.bytes)
+
+
 def test_a_step_that_is_not_there(trace, monkeypatch):
     with pytest.raises(MkvizError, match="step 1 is not there"):
         swept(monkeypatch, tails, trace, [0, 1])
@@ -46,12 +85,17 @@ def test_steps_without_a_graph_and_no_steps(tmp_path, monkeypatch):
     trace = capture(tmp_path / "t.mkt", 0)
     with TraceWriter(tmp_path / "none.mkt", kind="imported") as writer:
         for info, events in trace.walk(_all(trace)):
-            writer.step(StepInfo(info.step, -1, info.begin, info.end, lost=info.lost), events[events["sm"] < 900])
+            writer.step(
+                StepInfo(info.step, -1, info.begin, info.end, lost=info.lost),
+                events[(events["sm"] < 900) & (events["task"] < 9000)],
+            )
     TraceWriter(tmp_path / "empty.mkt", kind="imported").close()
     for name in ("none", "empty"):
         graphless = Trace.open(tmp_path / f"{name}.mkt")
         one_by_one, found = tails(graphless), swept(monkeypatch, tails, graphless)
         assert found.waves.tolist() == one_by_one.waves.tolist() and found.notes == one_by_one.notes
+        one_by_one, found = occupancy(graphless), swept(monkeypatch, occupancy, graphless)
+        assert found.busy.tolist() == one_by_one.busy.tolist() and found.notes == one_by_one.notes
 
 
 def _all(trace):
