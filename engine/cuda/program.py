@@ -46,17 +46,23 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
     for i, name in enumerate("abcd"):
         tasks[name] = built.args[:, i]
     tasks["blocks"] = 1
-    for t in range(len(g)):
-        weights.bind(tasks[t], g.ops[g.op[t]], int(g.layer[t]))
-        for kind, ptr, counter in (("wait", g.wait_ptr, g.wait_counter), ("raise", g.raise_ptr, g.raise_counter)):
-            first, end = ptr[t], ptr[t + 1]
-            if end - first > 2:
-                raise MkvizError(f"task {t} ({g.label(t)}): {end - first} {kind}s", "at most 2 on the cuda backend")
-            tasks[t][kind + "s"] = end - first
-            tasks[t][kind][: end - first] = counter[first:end]
-        first, end = g.wait_ptr[t], g.wait_ptr[t + 1]
-        tasks[t]["need"][: end - first] = g.wait_need[first:end]
-        tasks[t]["wait_arrivals"][: end - first] = g.arrivals[g.wait_counter[first:end]]
+    for op, layer in np.unique(np.stack([g.op, g.layer], 1), axis=0).tolist():
+        at = np.flatnonzero((g.op == op) & (g.layer == layer))
+        part = tasks[at]
+        weights.bind(part, g.ops[op], layer)
+        tasks[at] = part
+    for kind, ptr, fields in (
+        ("wait", g.wait_ptr, {"wait": g.wait_counter, "need": g.wait_need, "wait_arrivals": g.arrivals[g.wait_counter]}),
+        ("raise", g.raise_ptr, {"raise": g.raise_counter}),
+    ):
+        count = np.diff(ptr)
+        for t in np.flatnonzero(count > 2)[:1].tolist():
+            raise MkvizError(f"task {t} ({g.label(t)}): {count[t]} {kind}s", "at most 2 on the cuda backend")
+        tasks[kind + "s"] = count
+        for i in range(2):
+            at = np.flatnonzero(count > i)
+            for name, values in fields.items():
+                tasks[name][at, i] = values[ptr[at] + i]
     index = {name: i for i, name in enumerate(g.counters)}
     layers = np.zeros(len(config.layers), LAYER)
     for i, spec in enumerate(config.layers):

@@ -100,32 +100,32 @@ class PackedWeights:
             return 0
         return int(found.data.ptr) if hasattr(found.data, "ptr") else int(found.ctypes.data)
 
-    def bind(self, task: np.ndarray, op: str, layer: int) -> None:
-        """Fill weight, stride, k16 and blocks of a task (one element of TASK) whose args are set."""
+    def bind(self, tasks: np.ndarray, op: str, layer: int) -> None:
+        """Fill weight, stride, k16 and blocks of tasks (TASK[n]) of one op of one layer, whose args are set."""
         c, at = self.config, f"layers.{layer}."
         hidden = c.hidden // 16
-        a, b, count = int(task["a"]), int(task["b"]), int(task["c"])
+        a, b, count = (tasks[name].astype(np.int64) for name in "abc")
         width = c.layers[layer].width if layer >= 0 else 0
         if op == "qkv":
-            self._put(task, at + "qkv", (a * c.head_dim + 2 * b) // 16, hidden, 2 * (count - b))
+            self._put(tasks, at + "qkv", (a * c.head_dim + 2 * b) // 16, hidden, 2 * (count - b))
         elif op == "o_proj":
-            self._put(task, at + "o", a // 16, c.heads * c.head_dim // 16, b)
+            self._put(tasks, at + "o", a // 16, c.heads * c.head_dim // 16, b)
         elif op == "router":
-            self._put(task, at + "router", a // 16, hidden, b)
+            self._put(tasks, at + "router", a // 16, hidden, b)
         elif op in ("expert_up", "dense_up", "shared_up"):
-            self._put(task, at + ("shared_up" if op == "shared_up" else "up"), a // 8, hidden, 2 * b)
-            task["stride"] = 2 * width * hidden * FRAGMENT // 16
+            self._put(tasks, at + ("shared_up" if op == "shared_up" else "up"), a // 8, hidden, 2 * b)
+            tasks["stride"] = 2 * width * hidden * FRAGMENT // 16
         elif op in ("expert_down", "dense_down"):
-            self._put(task, at + "down", a // 16, width // 16, b)
-            task["stride"] = c.hidden // 16 * (width // 16) * FRAGMENT
+            self._put(tasks, at + "down", a // 16, width // 16, b)
+            tasks["stride"] = c.hidden // 16 * (width // 16) * FRAGMENT
             if op == "expert_down" and c.shared_width:
-                task["tail"] = c.shared_width // 16
-                task["weight2"] = self.address(at + "shared_down") + a // 16 * (c.shared_width // 16) * FRAGMENT
+                tasks["tail"] = c.shared_width // 16
+                tasks["weight2"] = self.address(at + "shared_down") + a // 16 * (c.shared_width // 16) * FRAGMENT
         elif op == "lm_head":
-            self._put(task, "head", a // 16, hidden, b)
+            self._put(tasks, "head", a // 16, hidden, b)
 
-    def _put(self, task: np.ndarray, name: str, block: int, k16: int, rows: int) -> None:
-        task["weight"], task["k16"], task["blocks"] = self.address(name) + block * k16 * FRAGMENT, k16, -(-rows // 16)
+    def _put(self, tasks: np.ndarray, name: str, block: np.ndarray, k16: int, rows: np.ndarray) -> None:
+        tasks["weight"], tasks["k16"], tasks["blocks"] = self.address(name) + block * k16 * FRAGMENT, k16, -(-rows // 16)
 
     def bind_layer(self, layer: np.ndarray, index: int) -> None:
         for name in ("norm", "norm2", "qkv_bias", "o_bias", "gate_bias", "up_bias", "down_bias"):
