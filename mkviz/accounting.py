@@ -141,14 +141,15 @@ def account(source: Snapshot | Source | Trace | str | Path, steps=None) -> Accou
     return Account(getattr(source, "label", ""), faults.steps, sm_time, tuple(ops), entries, faults.counts, notes)
 
 
-def is_large(source, steps=None) -> bool:
-    """Whether it is a trace of more than LARGE records, or ``steps`` of one have so many."""
-    large = getattr(source, "meta", {}).get("rows", {}).get("records", 0) > LARGE
+def is_large(source, steps=None, most: int | None = None) -> bool:
+    """Whether it is a trace of more than ``most`` records (default: LARGE), or ``steps`` of one have so many."""
+    most = LARGE if most is None else most
+    large = getattr(source, "meta", {}).get("rows", {}).get("records", 0) > most
     if not large or steps is None:
         return large
     table = source.table("steps", ["step", "records"])
     asked = np.isin(table["step"].to_numpy(), np.atleast_1d(steps))
-    return int(table["records"].to_numpy()[asked].sum(dtype=np.int64)) > LARGE
+    return int(table["records"].to_numpy()[asked].sum(dtype=np.int64)) > most
 
 
 def refuse_thinned(source) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mkviz.trace import Trace
 
 NO_GRAPH = "(no graph)"  # as in the summary
-MOST_KEPT = 8_000_000  # records of a trace, where every wait or span of all steps is kept: about 2 GB
 MOST_NS = (1 << 63) - 1  # SM time of a step or of several, in ns, is an i64 in every table
 
 
@@ -167,16 +166,6 @@ def steps_of(source: Snapshot | Source | Trace | str | Path, steps=None) -> Iter
         yield step
     if wanted:
         raise MkvizError(f"step {min(wanted)} is not there", "a step that the source holds")
-
-
-def refuse_large(source: Snapshot | Source | Trace, steps) -> None:
-    """For analyses that keep something of every record: all steps of a large trace would be more than memory may hold.
-
-    Raises MkvizError.
-    """
-    count = getattr(source, "meta", {}).get("rows", {}).get("records", 0)
-    if steps is None and count > MOST_KEPT:
-        raise MkvizError(f"trace: {count:,} records", f"some of its steps (steps=…): at most {MOST_KEPT:,} are kept at once")
 
 
 def refuse_endless(step: int, begin: int, end: int, sms: int) -> None:
