@@ -16,13 +16,15 @@ from mkviz.calibration import FASTEST, fit
 from mkviz.costs import Costs
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
-from mkviz.machine import Machine
+from mkviz.machine import H200, Machine
 from mkviz.protocols import StepInfo
 from mkviz.schedule import Schedule
 from mkviz.step_records import StepRecords, of_events
 from mkviz.validate import check, problems
 from mkviz.whatif_case import Case
+from mkviz.work import Work
 
+UNMEASURED = "unmeasured"
 ROUNDS = 8  # of correction; further ones move the recordings of the package by less than their error
 
 
@@ -30,13 +32,15 @@ ROUNDS = 8  # of correction; further ones move the recordings of the package by 
 class FittedStep:
     """A recorded step and its replay.
 
-    ``case``: its graph, with bytes and flops only of tasks that ``ran`` (bool[T]), under its plan, or as it was seen to run
-    where no plan is kept, with the costs fitted to it.  ``exact``: they are those of the machine that simulated it.
+    ``case``: its graph, with what the tasks that ``ran`` (bool[T]) had to do (``work``), under its plan, or as it was seen to
+    run where no plan is kept, with the costs fitted to it.  Without a measured machine the case has no bytes: they are part of
+    each task's time.  ``exact``: the costs are those of the machine that simulated it.
     """
 
     step: StepRecords
     case: Case
     ran: np.ndarray
+    work: Work
     exact: bool = False
 
     @property
@@ -45,9 +49,12 @@ class FittedStep:
         return self.case.replay.makespan / self.step.makespan - 1
 
 
-def fit_step(step: StepRecords, schedule: Schedule, machine: Machine, *, simulated: bool = False) -> FittedStep:
-    """Fit the costs of a whole step.  ``machine`` gives what is shared (bandwidth, ring, launches); where it made a
-    ``simulated`` step as a megakernel, the costs are its own and the replay has error 0.
+def fit_step(
+    step: StepRecords, schedule: Schedule, machine: Machine | None, *, info: StepInfo | None = None, simulated: bool = False
+) -> FittedStep:
+    """Fit the costs of a whole step.  ``machine`` gives what is shared (bandwidth, ring, launches; None: nobody measured it);
+    where it made a ``simulated`` step as a megakernel, the costs are its own and the replay has error 0.  ``info``: tells the
+    rows and routes of the step, by which its work is known.
 
     Raises MkvizError for a step that lost records, took no time, or cannot be replayed.
     """
@@ -56,14 +63,18 @@ def fit_step(step: StepRecords, schedule: Schedule, machine: Machine, *, simulat
     if not step.makespan or not step.lanes.sound.any():
         raise MkvizError(f"step {step.step} has no task that took time", "a step with sound records")
     ran = step.row_of >= 0
-    graph = replace(step.graph, bytes=np.where(ran, step.graph.bytes, 0), flops=np.where(ran, step.graph.flops, 0))
-    schedule = _schedule(step, graph, schedule)
-    if simulated:
+    work = Work.of(step.graph, info or StepInfo(step.step, 0, step.begin, step.end), ran)
+    schedule = _schedule(step, step.graph, schedule)
+    if simulated and machine is not None:
+        graph = replace(step.graph, bytes=np.where(ran, step.graph.bytes, 0), flops=np.where(ran, step.graph.flops, 0))
         costs = _free(Costs.of_machine(graph, machine), ran)
         case = Case(graph, schedule, machine, costs, np.zeros(len(graph), bool))
         if case.replay.makespan == step.makespan:
-            return FittedStep(step, case, ran, exact=True)
-    beside = _beside(step)
+            return FittedStep(step, case, ran, Work(graph.bytes, graph.flops.astype(float)), exact=True)
+    read = np.zeros_like(work.bytes) if machine is None else work.bytes
+    graph = replace(step.graph, bytes=read, flops=np.rint(work.flops).astype(np.int64))
+    machine = machine or unmeasured(schedule)
+    beside = _beside(step, graph)
     told = _Told.of(_apart(step, beside))
     machine = fit(graph, step.events[step.lanes.sound], machine)
     costs = _free(_at_once(graph, Costs.of_machine(graph, machine), told, machine), ran)
@@ -75,12 +86,17 @@ def fit_step(step: StepRecords, schedule: Schedule, machine: Machine, *, simulat
         costs = _corrected(costs, told, _Told.of(_apart(case.records, beside)), ran, least)
         if costs is None:
             break
-    return FittedStep(step, case, ran)
+    return FittedStep(step, case, ran, work)
 
 
-def _beside(step: StepRecords) -> np.ndarray:
+def unmeasured(schedule: Schedule) -> Machine:
+    """For devices that nobody measured: everything is in the recorded times."""
+    return replace(H200, name=UNMEASURED, sms=schedule.sms, publish_ns=0, hop_ns=0, feed_ns=0, claim_ns=0, launch_ns=0)
+
+
+def _beside(step: StepRecords, graph: Graph) -> np.ndarray:
     """bool[T]: tasks of ops without bytes of which one was at work while its SM's math was at another task."""
-    graph, at, task = step.graph, step.lanes, step.events["task"]
+    at, task = step.lanes, step.events["task"]
     shared = at.sound & (at.begin < at.free)
     op = graph.op[np.concatenate([task[shared], task[at.holder[shared]]])]
     dry = [i for i in np.unique(op).tolist() if not graph.bytes[graph.op == i].any()]

@@ -1,4 +1,4 @@
-"""Costs by op: what a task of an op takes, from its bytes and flops, fitted to recorded steps and judged on others."""
+"""Costs by op: what a task of an op takes, from the work it has, fitted to recorded steps and judged on others."""
 
 from __future__ import annotations
 
@@ -12,21 +12,37 @@ from mkviz.costs_fit import FittedStep
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.machine import Machine
+from mkviz.work import Work
+
+TOLD, LENT, NOT_TOLD = "told", "lent", "not told"
 
 
 @dataclass(frozen=True)
 class OpCost:
     """Of a task of an op, ns: ``base`` + ``per_byte`` x bytes + ``per_flop`` x flops of math, none of them below 0, and what is
-    around it.  ``tasks``: how many it was fitted to."""
+    around it.  ``tasks``: how many it was fitted to.
+
+    ``per_flop`` is ``told`` by tasks that had other flops with the same bytes, ``lent`` by the ops to which that applies, or
+    ``not told``: then it is 0, and may be anything up to ``at_most``.
+    """
 
     tasks: int
     base: float
     per_byte: float
     per_flop: float
+    flops: str
+    at_most: float
     publish: int
     hop: int
     feed: int
     overhead: int
+
+    def math(self, size: np.ndarray, flops: np.ndarray) -> np.ndarray:
+        return np.maximum(1, np.rint(self.base + self.per_byte * size + self.per_flop * flops)).astype(np.int64)
+
+    def all_flops(self) -> OpCost:
+        """The same where all of its math is for flops."""
+        return replace(self, base=0.0, per_byte=0.0, per_flop=self.at_most)
 
 
 @dataclass(frozen=True)
@@ -42,13 +58,21 @@ class OpCosts:
         rows: dict[str, list[np.ndarray]] = {}
         for step in steps:
             graph, costs = step.case.graph, [getattr(step.case.costs, name) for name in COSTS_OF_TASK]
-            table = np.stack([graph.bytes, graph.flops, *costs], axis=1)
+            table = np.stack([step.work.bytes, step.work.flops, *costs], axis=1)
             for i, op in enumerate(graph.ops):
                 if (mine := step.ran & (graph.op == i)).any():
                     rows.setdefault(op, []).append(table[mine])
-        return cls({op: _fit(np.concatenate(parts)) for op, parts in rows.items()}, steps[0].case.machine)
+        tables = {op: np.concatenate(parts) for op, parts in rows.items()}
+        told = {op: _weights(table[:, :3]) for op, table in tables.items() if _tells_flops(table)}
+        lent = _middle([(w[2], tables[op][:, 2].sum()) for op, w in told.items() if tables[op][:, 1].any()])
+        return cls({op: _fit(table, told.get(op), lent) for op, table in tables.items()}, steps[0].case.machine)
 
-    def of(self, graph: Graph, ran: np.ndarray | None = None) -> Costs:
+    @property
+    def not_told(self) -> list[str]:
+        """Ops of which nobody knows what more rows add."""
+        return [op for op, cost in self.ops.items() if cost.flops == NOT_TOLD]
+
+    def of(self, graph: Graph, work: Work, ran: np.ndarray | None = None) -> Costs:
         """The costs of a graph's tasks; those that do not run (``ran`` bool[T], default: all do) take no time.
 
         Raises MkvizError for an op that it was not fitted to."""
@@ -60,8 +84,7 @@ class OpCosts:
                 what = f"op {graph.ops[i]!r} ran in no step that the costs are fitted to"
                 raise MkvizError(what, f"a graph of {', '.join(self.ops)}")
             cost, mine = self.ops[graph.ops[i]], ran & (graph.op == i)
-            math = cost.base + cost.per_byte * graph.bytes[mine] + cost.per_flop * graph.flops[mine]
-            out["math"][mine] = np.maximum(1, np.rint(math))
+            out["math"][mine] = cost.math(work.bytes[mine], work.flops[mine])
             for name in COSTS_OF_TASK[1:]:
                 out[name][mine] = getattr(cost, name)
         return Costs(**out)
@@ -70,34 +93,68 @@ class OpCosts:
         """Whether it was fitted to all ops that ran in a step."""
         return {step.case.graph.ops[i] for i in np.unique(step.case.graph.op[step.ran]).tolist()} <= self.ops.keys()
 
+    def replayed(self, step: FittedStep) -> int:
+        """ns that a replay of a step takes with these costs and nothing else of it but what each task had to do."""
+        costs = self.of(step.case.graph, step.work, step.ran)
+        return replace(step.case, machine=self.machine, costs=costs).replay.makespan
+
     def error(self, step: FittedStep) -> float:
-        """On a step that they were not fitted to: the makespan of its replay with these costs against the recorded one."""
-        case = replace(step.case, machine=self.machine, costs=self.of(step.case.graph, step.ran))
-        return case.replay.makespan / step.step.makespan - 1
+        """Of that against the recorded makespan, on a step that they were not fitted to."""
+        return self.replayed(step) / step.step.makespan - 1
 
-    def frame(self, step: FittedStep):
-        """On such a step, a row for each op: ``tasks``, ``recorded`` and ``predicted`` ns of their math in all, ``error``."""
-        import pandas as pd
-
-        graph, costs, rows = step.case.graph, self.of(step.case.graph, step.ran), []
-        for i in np.unique(graph.op[step.ran]).tolist():
-            mine = step.ran & (graph.op == i)
-            rows.append((graph.ops[i], int(mine.sum()), int(step.case.costs.math[mine].sum()), int(costs.math[mine].sum())))
-        out = pd.DataFrame(rows, columns=["op", "tasks", "recorded", "predicted"])
-        return out.assign(error=out["predicted"] / out["recorded"] - 1)
+    def if_flops(self) -> OpCosts:
+        """The other end of what is not told: all that these ops take beyond their bytes is for flops."""
+        ops = {op: cost.all_flops() if cost.flops == NOT_TOLD else cost for op, cost in self.ops.items()}
+        return replace(self, ops=ops)
 
 
-def _fit(table: np.ndarray) -> OpCost:
-    """Of the columns bytes, flops and COSTS_OF_TASK."""
-    size, flops, math = table[:, :3].T.astype(float)
-    weights = _least_squares(np.stack([np.ones(len(math)), size, flops], axis=1), math)
-    return OpCost(len(table), *weights, *(round(float(np.mean(ns))) for ns in table[:, 3:].T))
+def _fit(table: np.ndarray, told: list[float] | None, lent: float | None) -> OpCost:
+    """Of the columns bytes, flops and COSTS_OF_TASK.  ``told``: weights, where the table tells them; ``lent``: per_flop."""
+    size, flops, math = table[:, :3].T
+    at_most = float(math.sum() / flops.sum()) if flops.any() else 0.0
+    weights, how = told, TOLD
+    if told is None and lent is None:
+        weights, how = [*_weights(table[:, [0, 2]]), 0.0], NOT_TOLD if flops.any() else TOLD
+    elif told is None:
+        lent = min(lent, at_most)
+        weights, how = [*_weights(np.stack([size, math - lent * flops], axis=1)), lent], LENT
+    return OpCost(len(table), *weights, how, at_most, *(round(float(ns)) for ns in table[:, 3:].mean(axis=0)))
+
+
+def _tells_flops(table: np.ndarray) -> bool:
+    """Whether tasks had more flops than others by more than 1 % of the most, beyond what goes with their bytes."""
+    size, flops = np.unique(table[:, :2], axis=0).T
+    if not flops.any():
+        return True  # there is nothing to tell
+    columns = np.stack([np.ones(len(size)), size / max(1, size.max())], axis=1)
+    left = flops - columns @ np.linalg.lstsq(columns, flops, rcond=None)[0]
+    return bool(np.abs(left).max() > 0.01 * flops.max())
+
+
+def _middle(found: list[tuple[float, float]]) -> float | None:
+    """The weighted median of (value, weight), None of none."""
+    found = sorted(found)
+    half = sum(weight for _, weight in found) / 2
+    total = np.cumsum([weight for _, weight in found])
+    return found[int(np.searchsorted(total, half))][0] if found else None
+
+
+def _weights(table: np.ndarray) -> list[float]:
+    """Of the columns of work and, last, math: ns for itself and for each of what there is of work, none below 0.
+
+    Least squares of the relative error of the mean math of tasks with the same work, because what tasks take is spread in
+    proportion to it; each counts as many times as there are such tasks."""
+    what, of, count = np.unique(table[:, :-1], axis=0, return_inverse=True, return_counts=True)
+    mean = np.maximum(np.bincount(of.reshape(-1), table[:, -1]) / count, 1.0)
+    weight = np.sqrt(count) / mean
+    columns = np.concatenate([np.ones((len(what), 1)), what], axis=1)
+    return _least_squares(columns * weight[:, None], np.sqrt(count))
 
 
 def _least_squares(columns: np.ndarray, values: np.ndarray) -> list[float]:
     """Weights of 0 or more with the least squares: of all choices of columns the best whose own solution has no weight below 0.
     Of columns that say the same (bytes and flops of tasks that are all alike) the first takes it all."""
-    scale = np.maximum(np.abs(columns).max(axis=0), 1)
+    scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
     best, found = np.inf, np.zeros(columns.shape[1])
     for n in range(1, columns.shape[1] + 1):
         for chosen in map(list, combinations(range(columns.shape[1]), n)):
@@ -106,7 +163,7 @@ def _least_squares(columns: np.ndarray, values: np.ndarray) -> list[float]:
                 continue
             weights = np.linalg.lstsq(part, values, rcond=None)[0]
             left = float(((part @ weights - values) ** 2).sum())
-            if (weights >= 0).all() and left < best * (1 - 1e-9):
+            if (weights >= 0).all() and left < best * (1 - 1e-9) - 1e-15:
                 best, found = left, np.zeros(columns.shape[1])
                 found[chosen] = weights / scale[chosen]
     return found.tolist()

@@ -148,6 +148,22 @@ def waterfall(rows: list[tuple[str, str, float]], total: str, head: Head, what: 
     return out
 
 
+def predicted(rows: list[tuple[str, float, float]], head: Head, dark: bool) -> figure:
+    """A bar of each (name, recorded ns, predicted ns): by how much the prediction is off, as a share; at most MOST_BARS."""
+    theme, rows = theme_of(dark), rows[-MOST_BARS:]
+    names = [name for name, *_ in rows]
+    data = {"name": names, "recorded": [duration(a) for _, a, _ in rows], "predicted": [duration(b) for _, _, b in rows],
+            "error": [b / a - 1 for _, a, b in rows]}  # fmt: skip
+    height = 100 + 20 * len(rows)
+    out = bare(head, "predicted over recorded", "", dark, height, y_range=FactorRange(*names[::-1]), tools="save")
+    source = ColumnDataSource(data)
+    made = out.hbar(y="name", right="error", height=0.7, fill_color=theme.accent, line_color=None, source=source)
+    out.xaxis.formatter = NumeralTickFormatter(format="+0%")
+    out.add_tools(HoverTool(renderers=[made], tooltips=[("", "@name"), ("recorded", "@recorded"), ("predicted", "@predicted"),
+                                                        ("error", "@error{+0.0%}")]))  # fmt: skip
+    return out
+
+
 def areas(edges: np.ndarray, series: dict[str, np.ndarray], colours: list[str], head: Head, y: str, dark: bool,
           line: tuple[str, float] | None = None) -> figure:  # fmt: skip
     """Values that hold between ``edges`` (ns), one on top of the other; ``line``: a name and a value to compare them with."""

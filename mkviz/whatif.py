@@ -6,23 +6,26 @@ that is not larger than the error is said to be indistinguishable from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mkviz.accounting import KINDS, charge, refuse_thinned
+from mkviz.accounting import KINDS, charge
 from mkviz.blame import CAUSES, blame_of
-from mkviz.costs_fit import FittedStep, fit_step
+from mkviz.costs_fit import UNMEASURED, FittedStep
+from mkviz.costs_judge import Judged, flops_notes, judge_costs, within_bound
 from mkviz.costs_model import OpCosts
 from mkviz.errors import MkvizError
-from mkviz.machine import H200, Machine, named_in
-from mkviz.step_records import StepRecords, shape_of, steps_of
-from mkviz.store import Snapshot
+from mkviz.machine import Machine
+from mkviz.replayable import BOUND, Replayable
+from mkviz.step_records import StepRecords, shape_of
 from mkviz.whatif_case import Case
 from mkviz.whatif_change import Change
+from mkviz.work import Work
+
+HELD_OUT = 3  # steps of the source itself on which costs by op are judged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,10 +34,8 @@ if TYPE_CHECKING:
     from mkviz.graph import Graph
     from mkviz.protocols import Source, StepInfo
     from mkviz.schedule import Schedule
+    from mkviz.store import Snapshot
     from mkviz.trace import Trace
-
-BOUND = 0.05  # error of the unchanged replay, as a share of the recorded step, beyond which nothing is predicted
-HELD_OUT = 3  # steps on which the costs by op are judged
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +44,15 @@ class Prediction:
     error that the change is to be compared with, as a share.
 
     ``stalled``: ns that the changed step takes if all that counts as math of tasks that read is waiting for bytes; the truth is
-    between the two.  None where that makes no difference, or the costs are known.
+    between the two.  None where that makes no difference, or the costs are known.  ``grown``: ns that a step of other rows
+    takes if all math of ops is for rows of which nobody knows what rows add to it; None where that is known of all.
     """
 
     fitted: FittedStep
     after: StepRecords
     margin: float
     stalled: int | None = None
+    grown: int | None = None
 
     @property
     def step(self) -> int:
@@ -74,14 +77,21 @@ class Prediction:
         return None if self.stalled is None else self.stalled / self.before_ns - 1
 
     @property
+    def grown_change(self) -> float | None:
+        return None if self.grown is None else self.grown / self.before_ns - 1
+
+    @property
     def doubt(self) -> str:
         """What to say behind the change."""
         found = "" if self.told else f": not distinguishable from the error of {self.margin:.2%}"
-        other = self.stalled_change
-        if other is None:
-            return found
-        bound = "much" if abs(other) > abs(self.change) else "little"
-        return f"{found}, or as {bound} as {other:+.1%} if all math of tasks that read is waiting for bytes"
+        for other, what in (
+            (self.stalled_change, "all math of tasks that read is waiting for bytes"),
+            (self.grown_change, "all math grows with the rows where nobody knows what they add"),
+        ):
+            if other is not None:
+                bound = "much" if abs(other) > abs(self.change) else "little"
+                found += f", or as {bound} as {other:+.1%} if {what}"
+        return found
 
     def causes(self) -> list[tuple[str, int, int]]:
         """(cause, ns before, ns after) on the blame paths of both replays; they add up to the makespans."""
@@ -103,20 +113,22 @@ class Prediction:
             "step": self.step, "recorded": self.fitted.step.makespan, "replayed": self.before_ns, "error": self.fitted.error,
             "changed": self.after.makespan, "change": self.change, "margin": self.margin, "told": self.told,
             "if_math_is_stalls": None if self.stalled is None else {"changed": self.stalled, "change": self.stalled_change},
+            "if_math_is_rows": None if self.grown is None else {"changed": self.grown, "change": self.grown_change},
             "blame": rows("cause", self.causes()), "sm_time": rows("kind", self.kinds()),
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """``predictions``, one a step, ascending.  ``held_out``: (step, error) of the costs by op, fitted to these steps, on whole
-    steps of the source that are not among them, at most HELD_OUT."""
+    """``predictions``, one a step, ascending.  ``held_out``: (step, error) of the costs by op on steps of the source that they
+    were not fitted to: of the same kind, or of the rows that are asked for.  ``judged``: the same on another source."""
 
     label: str
     change: Change
     predictions: list[Prediction]
     held_out: list[tuple[int, float]]
     notes: list[str] = field(default_factory=list)
+    judged: Judged | None = None
 
     def frame(self, of: str = "blame") -> pd.DataFrame:
         """Per step and cause (``of="blame"``, parts of the makespan) or kind (``of="sm_time"``): ``before``, ``after`` and
@@ -146,6 +158,7 @@ class WhatIf:
     def to_json(self) -> dict:
         held_out = [{"step": step, "error": error} for step, error in self.held_out]
         return {"label": self.label, "change": self.change.words, "bound": BOUND, "held_out": held_out, "notes": self.notes,
+                "judged": None if self.judged is None else self.judged.to_json(),
                 "predictions": [p.to_json() for p in self.predictions]}  # fmt: skip
 
     def to_text(self) -> str:
@@ -161,133 +174,103 @@ class WhatIf:
                 if before or after:
                     lines.append(f"{cause:<10}{before / 1e3:>12.1f}{after / 1e3:>12.1f}{(after - before) / 1e3:>+12.1f}")
         if self.held_out:
+            fitted = "these steps" if self.change.rows is None else f"all but those that decode {self.change.rows} rows"
             found = ", ".join(f"step {step} {error:+.1%}" for step, error in self.held_out)
-            lines.append(f"costs by op, fitted to these steps, on others: {found}")
-        return "\n".join([*lines, *self.notes])
+            lines.append(f"costs by op, fitted to {fitted}, on others: {found}")
+        return "\n".join([*lines, *self.notes, *([] if self.judged is None else ["", self.judged.to_text()])])
 
 
-def whatif(source: Snapshot | Source | Trace | str | Path, steps=None, machine: Machine | None = None, **change: Any) -> WhatIf:
+def whatif(source: Snapshot | Source | Trace | str | Path, steps=None, machine: Machine | None = None, judge=None,
+           **change: Any) -> WhatIf:  # fmt: skip
     """Replay steps of a source (one or several numbers; default: the whole step of median time) under a changed schedule or
     other costs; ``change``: the fields of :class:`mkviz.whatif_change.Change`.
 
     ``machine``: what the steps ran on; by default the one that the source's label names.  Without one, bytes count as part of
-    each task's time, and changes that are about bytes are refused.
+    each task's time, and changes that are about bytes are refused.  ``judge``: another source, whose steps the costs by op are
+    judged on, as :func:`mkviz.costs_judge.judge` does.
 
     Raises MkvizError for a change that cannot be made, a step that is not there or not whole, a source without graph, a trace
     that was cut to some SMs, ops or times, and where the unchanged replay is further from the record than BOUND.
     """
-    wanted, of = Change.of(**change), _Read.of(source)
-    machine = machine or named_in(of.label)
-    if machine is None and wanted.about_bytes:
+    wanted, of = Change.of(**change), Replayable.of(source, machine)
+    if of.machine is None and wanted.about_bytes:
         raise MkvizError(f"{of.label or 'the source'} names no machine whose memory was measured",
                          "machine=Machine(...), or a change that is not about bytes")  # fmt: skip
-    found = list(of.fitted(of.median() if steps is None else steps, machine, BOUND))
-    model = OpCosts.fit(found)
-    held_out = of.held_out(model, {fitted.step.step for fitted in found}, machine)
-    predictions = [_predict(fitted, wanted, of.graphs, model, held_out) for fitted in found]
-    notes = [] if machine else ["no measured machine: bytes are part of each task's time, a launch takes none"]
+    other = None if judge is None else Replayable.of(judge, machine)
+    graphs = list(of.graphs.values()) + ([] if other is None else list(other.graphs.values()))
+    found = list(of.fitted(of.median() if steps is None else steps, BOUND))
+    known, unseen = _fit(of, found, wanted.rows)
+    model = OpCosts.fit(known)
+    held_out = [(step.step.step, model.error(step)) for step in of.fitted(unseen) if model.knows(step)] if unseen else []
+    judged = None if other is None else judge_costs(model, known, of, other)
+    margins = [abs(error) for _, error in held_out]
+    if judged is not None:
+        margins += [abs(step.error) for step in judged.steps if step.rows == wanted.rows and not step.prefill]
+    predictions = [_predict(fitted, wanted, graphs, model, margins) for fitted in found]
+    notes = [] if of.machine else ["no measured machine: bytes are part of each task's time, a launch takes none"]
     notes += of.spread({fitted.step.step for fitted in found})
-    if wanted.rows is not None and len({fitted.case.graph.hash for fitted in found}) == 1:
-        notes.append("costs by op are fitted to steps of one batch: what more rows add to a task, they cannot show")
-    return WhatIf(of.label, wanted, predictions, held_out, notes)
+    if wanted.rows is not None:
+        most = max(of.rows(info) for info in of.infos if info.step in {step.step.step for step in known})
+        graph = _of_rows(graphs, wanted.rows, found[0].case.graph)[0]
+        notes += _rows_notes(model, graph, wanted.rows, most, bool(margins))
+    return WhatIf(of.label, wanted, predictions, held_out, notes, judged)
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What is asked of a snapshot, a source or a trace."""
-
-    steps: Snapshot | Trace
-    label: str
-    simulated: bool
-    infos: list[StepInfo]
-    graphs: dict[int, tuple[Graph, Schedule]]
-
-    @classmethod
-    def of(cls, source) -> _Read:
-        if isinstance(source, str | Path):
-            from mkviz.trace import Trace
-
-            source = Trace.open(source)
-        refuse_thinned(source)
-        label, simulated = getattr(source, "label", ""), getattr(source, "kind", "") == "simulated"
-        if hasattr(source, "snapshot"):
-            source = source.snapshot()
-        infos = source.infos if isinstance(source, Snapshot) else source.infos()
-        return cls(source, label, simulated, infos, source.graphs)
-
-    def whole(self) -> list[StepInfo]:
-        return [info for info in self.infos if info.lost == 0 and info.graph in self.graphs and info.end > info.begin]
-
-    def median(self) -> int:
-        """The first of the whole steps that takes their median time."""
-        infos = self.whole()
-        if not infos:
-            raise MkvizError("there is no whole step with a graph", "a source of which a step lost no record")
-        ns = [info.end - info.begin for info in infos]
-        return infos[ns.index(int(np.percentile(ns, 50, method="inverted_cdf")))].step
-
-    def spread(self, used: set[int]) -> list[str]:
-        """For each of these steps that has others of its shape, in words how their times differ from its."""
-        whole, out = self.whole(), []
-        for one in (info for info in whole if info.step in used):
-            ns = [info.end - info.begin for info in whole if shape_of(info) == shape_of(one) and info.step != one.step]
-            if ns:
-                low, high = (n / (one.end - one.begin) - 1 for n in (min(ns), max(ns)))
-                took = f"took {low:+.1%} to {high:+.1%}" if len(ns) > 1 else f"took {low:+.1%}"
-                out.append(f"{len(ns):,} other step{'s' * (len(ns) > 1)} of its kind {took} against step {one.step}, unchanged")
-        return out
-
-    def fitted(self, steps, machine: Machine | None, bound: float) -> Iterator[FittedStep]:
-        """Steps with their costs; raises MkvizError for one whose replay's error is beyond ``bound``."""
-        graph_of = {info.step: info.graph for info in self.infos}
-        for step in steps_of(self.steps, steps):
-            if graph_of[step.step] not in self.graphs or not len(step.graph.wait_counter):
-                raise MkvizError(f"step {step.step} has no dependencies", "a trace that tells what waits for what")
-            schedule = self.graphs[graph_of[step.step]][1]
-            if machine is None:
-                step = replace(step, graph=replace(step.graph, bytes=np.zeros_like(step.graph.bytes)))
-            fitted = fit_step(
-                step, schedule, machine or _unmeasured(schedule), simulated=self.simulated and machine is not None
-            )
-            if abs(fitted.error) > bound:
-                replayed = fitted.case.replay.makespan
-                raise MkvizError(
-                    f"step {step.step}: recorded {step.makespan} ns, replayed unchanged {replayed} ns, error "
-                    f"{fitted.error:+.1%}, beyond {bound:.0%}",
-                    "another step: what the replay does not know of this one may be larger than what would change",
-                )
-            yield fitted
-
-    def held_out(self, model: OpCosts, used: set[int], machine: Machine | None) -> list[tuple[int, float]]:
-        others = [info.step for info in self.whole() if info.step not in used][:HELD_OUT]
-        found = self.fitted(others, machine, np.inf) if others else []
-        return [(step.step.step, model.error(step)) for step in found if model.knows(step)]
-
-
-def _unmeasured(schedule: Schedule) -> Machine:
-    """For devices that nobody measured: everything is in the recorded times."""
-    return replace(H200, name="unmeasured", sms=schedule.sms, publish_ns=0, hop_ns=0, feed_ns=0, claim_ns=0, launch_ns=0)
-
-
-def _predict(fitted: FittedStep, change: Change, graphs, model: OpCosts, held_out: list[tuple[int, float]]) -> Prediction:
-    margin, case = abs(fitted.error), fitted.case
+def _predict(fitted: FittedStep, change: Change, graphs, model: OpCosts, margins: list[float]) -> Prediction:
+    margin, case, grown = abs(fitted.error), fitted.case, None
     if change.rows is not None:
         graph, schedule = _of_rows(graphs, change.rows, case.graph)
+        work = Work.of_rows(graph, change.rows)
         beside = np.isin(np.array(graph.ops)[graph.op], np.array(case.graph.ops)[np.unique(case.graph.op[case.beside])])
-        case = Case(graph, schedule, case.machine, model.of(graph), beside)
-        margin = max([margin, *(abs(error) for _, error in held_out), abs(model.error(fitted))])
+        read = work.bytes if case.machine.name != UNMEASURED else np.zeros_like(work.bytes)
+        case = Case(replace(graph, bytes=read), schedule, model.machine, model.of(graph, work), beside)
+        margin = max([margin, *margins, abs(model.error(fitted))])
+        if model.not_told:
+            grown = change.on(replace(case, costs=model.if_flops().of(graph, work))).replay.makespan
     stalled = None
     if not fitted.exact and change.stalls_matter(case):
         stalled = change.on(case, stalled=True).replay.makespan
-    return Prediction(fitted, change.on(case).records, margin, stalled)
+    return Prediction(fitted, change.on(case).records, margin, stalled, grown)
 
 
-def _of_rows(graphs: dict[int, tuple[Graph, Schedule]], rows: int, like: Graph) -> tuple[Graph, Schedule]:
-    """The graph for ``rows`` rows, of several the one with as many attention splits."""
-    found = [pair for pair in graphs.values() if pair[0].meta.get("rows") == rows]
-    if not found:
-        known = sorted({graph.meta["rows"] for graph, _ in graphs.values() if "rows" in graph.meta})
-        raise MkvizError(f"the source holds no graph for {rows} rows", f"one of {', '.join(map(str, known))}")
+def _rows_notes(model: OpCosts, graph: Graph, rows: int, most: int, judged: bool) -> list[str]:
+    """``most``: rows of the steps that the costs are fitted to."""
+    notes = flops_notes(model)
+    if rows > most:
+        notes.append(f"costs are fitted to steps of up to {most} row{'s' * (most > 1)}: what {rows} take is extrapolated")
+    if (graph.slot >= 0).any():
+        notes.append(f"all expert slots of a step of {rows} rows count as used: rows that share an expert would read less")
+    if not judged:
+        notes.append(f"nobody judged these costs on a step of {rows} rows: judge them on a source that has some")
+    return notes
+
+
+def _fit(of: Replayable, found: list[FittedStep], rows: int | None) -> tuple[list[FittedStep], list[int]]:
+    """(steps that costs by op are fitted to, steps to judge them on): those found, and others of their kind; or, for a step of
+    another batch, all kinds of steps but those that decode that batch, and these."""
+    used = {step.step.step for step in found}
+    others = [info for info in of.whole() if info.step not in used]
+    if rows is None:
+        shapes = {step.step.shape for step in found}
+        return found, _some(of, [info for info in others if shape_of(info) in shapes])
+    batch = [info for info in others if of.rows(info) == rows and not shape_of(info)[2]]
+    left = {info.step for info in batch}
+    more = of.near_medians([info for info in others if info.step not in left])
+    return found + within_bound(of, [info.step for info in more]), _some(of, batch)
+
+
+def _some(of: Replayable, infos: list[StepInfo]) -> list[int]:
+    return [info.step for info in of.near_medians(infos, HELD_OUT)][:HELD_OUT]
+
+
+def _of_rows(graphs: list[tuple[Graph, Schedule]], rows: int, like: Graph) -> tuple[Graph, Schedule]:
+    """The smallest graph for ``rows`` rows, of several the one with as many attention splits."""
+    known = sorted({graph.meta["rows"] for graph, _ in graphs if "rows" in graph.meta})
+    fits = [n for n in known if n >= rows]
+    if rows < 1 or not fits:
+        right = f"1 to {known[-1]}" if known else "one whose graphs say their rows"
+        raise MkvizError(f"the source holds no graph for {rows} rows", right)
+    found = [pair for pair in graphs if pair[0].meta.get("rows") == fits[0]]
     return next((pair for pair in found if pair[0].meta.get("splits") == like.meta.get("splits")), found[0])
 
 

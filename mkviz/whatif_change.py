@@ -71,7 +71,7 @@ class Change:
         if self.kernel_per_op:
             found.append("a kernel per op")
         if self.rows is not None:
-            found.append(f"{self.rows} rows")
+            found.append(f"{self.rows} row{'s' * (self.rows != 1)}")
         return ", ".join(found)
 
     @property

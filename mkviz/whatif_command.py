@@ -24,15 +24,22 @@ class WhatIf:
         add("--bandwidth", type=float, default=1.0, metavar="K", help="K times the machine's bandwidth")
         add("--no-prefetch", action="store_true", help="load a task's bytes only when it is its turn")
         add("--kernel-per-op", action="store_true", help="a kernel per op: launch, run, wait for all")
-        add("--rows", type=int, metavar="N", help="a step of N rows, whose graph the trace holds")
+        add("--rows", type=int, metavar="N", help="a step of N rows, whose graph the trace (or the one to judge on) holds")
+        add("--judge", type=Path, metavar="TRACE",
+            help="costs by op, fitted to the trace, against what steps of another took, such as of another batch")  # fmt: skip
         add("--json", action="store_true", help="print the figures as JSON, times in ns")
 
     def run(self, args: argparse.Namespace) -> int:
+        from mkviz.costs_judge import judge
         from mkviz.whatif import whatif
+        from mkviz.whatif_change import Change
 
         fields = ("split", "in_sequence", "sms", "policy", "bandwidth", "no_prefetch", "kernel_per_op", "rows")
-        change = {name: getattr(args, name) for name in fields}
-        found = whatif(args.trace, args.step, faster=dict(args.faster), **change)
+        change = {name: getattr(args, name) for name in fields} | {"faster": dict(args.faster)}
+        if args.judge is not None and Change(**change) == Change():
+            found = judge(args.trace, args.judge, args.step)
+        else:
+            found = whatif(args.trace, args.step, judge=args.judge, **change)
         print(json.dumps(found.to_json(), indent=2) if args.json else found.to_text())
         return 0
 

@@ -68,7 +68,7 @@ def of_whatif(reading: Reading, name: str = "kernel_per_op", value: str = "") ->
     notes = list(found.notes)
     if found.held_out:
         others = ", ".join(f"{error:+.1%} on step {step}" for step, error in found.held_out)
-        notes.append(f"costs by op alone, fitted to this step, are off by {others}")
+        notes.append(f"costs by op alone, on steps that they were not fitted to, are off by {others}")
     label = f"simulated from: {reading.label}"
     return Finding(label, answer, [lambda dark: _relabelled(found, dark)], {"on the blame path": table}, notes, {},
                    found.to_json())  # fmt: skip

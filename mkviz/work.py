@@ -1,0 +1,74 @@
+"""Work: what the tasks of a step had to do.  Its graph counts bytes and flops for all the rows and slots that it may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mkviz.graph import Graph
+from mkviz.protocols import StepInfo
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Arrays over T tasks, 0 for those that did not run: ``bytes`` i64, ``flops`` f64."""
+
+    bytes: np.ndarray
+    flops: np.ndarray
+
+    @classmethod
+    def of(cls, graph: Graph, info: StepInfo, ran: np.ndarray) -> Work:
+        """Of a step, of which the tasks ``ran`` bool[T] did.  Its rows do their share of the graph's (``meta["rows"]``), but:
+
+        - where rows have tasks of their own, of which some did not run, the others did all of theirs;
+        - a slot's tasks do what the step's routes say that they were given;
+        - ops of ``meta["last_row_ops"]`` do a row of each request at most;
+        - of an op in ``meta["slot_bytes"]`` that share of bytes is of the layer's slots: those that the step used.
+
+        A step whose rows nobody told, or a graph that does not say its own, does what the graph counts.
+        """
+        rows = len(info.rows) or int(graph.meta.get("rows", 0))
+        requests = len({row.request for row in info.rows}) or rows
+        return cls._of(graph, rows, requests, info.routes, ran)
+
+    @classmethod
+    def of_rows(cls, graph: Graph, rows: int) -> Work:
+        """Of a step with that many rows, each of a request of its own, none of which share an expert."""
+        return cls._of(graph, rows, rows, [], np.ones(len(graph), bool))
+
+    @classmethod
+    def _of(cls, graph: Graph, rows: int, requests: int, routes, ran: np.ndarray) -> Work:
+        size, flops = np.where(ran, graph.bytes, 0), np.where(ran, graph.flops, 0).astype(float)
+        full = int(graph.meta.get("rows", 0))
+        if not full or not rows:
+            return cls(size, flops)
+        share = min(1.0, rows / full)
+        routed: dict[int, dict[int, int]] = {}
+        for layer, slot, _, count in routes:
+            routed.setdefault(layer, {})[slot] = count
+        group = graph.layer.astype(np.int64) * len(graph.ops) + graph.op
+        _, group = np.unique(group, return_inverse=True)
+        for tasks in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
+            op, given = graph.ops[graph.op[tasks[0]]], routed.get(int(graph.layer[tasks[0]]), {})
+            of_slots = graph.meta.get("slot_bytes", {}).get(op, 0)
+            if given and of_slots:
+                slots = len(np.unique(graph.slot[(graph.layer == graph.layer[tasks[0]]) & (graph.slot >= 0)]))
+                size[tasks] = np.rint(size[tasks] * (1 - of_slots * (1 - len(given) / slots)))
+            if op in graph.meta.get("last_row_ops", ()):
+                flops[tasks] *= min(share, requests / full)
+            elif given and (graph.slot[tasks] >= 0).all():
+                flops[tasks] *= _slots(graph, tasks, given, share)
+            else:
+                whole, there = graph.flops[tasks].sum(), flops[tasks].sum()
+                flops[tasks] *= min(1.0, share * whole / there) if there else 0
+        return cls(size, flops)
+
+
+def _slots(graph: Graph, tasks: np.ndarray, given: dict[int, int], share: float) -> np.ndarray:
+    """f64[]: of each of the tasks of an op in a layer, what it does over what the graph counts for it."""
+    slot, flops = graph.slot[tasks], graph.flops[tasks].astype(float)
+    rows = np.array([given.get(s, 0) for s in range(int(slot.max()) + 1)], float)
+    counted = np.bincount(slot, flops, len(rows))
+    each = share * counted.sum() / max(1.0, rows.sum())  # flops of a row that is routed to a slot
+    return (rows * each / np.maximum(counted, 1.0))[slot]
