@@ -91,7 +91,15 @@ class Judged:
     def to_json(self) -> dict:
         """Times in ns, errors as shares."""
         costs = {
-            op: {"tasks": c.tasks, "base": c.base, "per_byte": c.per_byte, "per_flop": c.per_flop, "flops": c.flops}
+            op: {
+                "tasks": c.tasks,
+                "base": c.base,
+                "per_byte": c.per_byte,
+                "per_flop": c.per_flop,
+                "flops": c.flops,
+                "overhead": c.overhead,
+                "overhead_per_flop": c.overhead_per_flop,
+            }
             for op, c in self.costs.ops.items()
         }
         return {

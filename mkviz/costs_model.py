@@ -20,7 +20,8 @@ TOLD, LENT, NOT_TOLD = "told", "lent", "not told"
 @dataclass(frozen=True)
 class OpCost:
     """Of a task of an op, ns: ``base`` + ``per_byte`` x bytes + ``per_flop`` x flops of math, none of them below 0, and what is
-    around it.  ``tasks``: how many it was fitted to.
+    around it; overhead has a part that goes with flops, too, because SMs that share a processor wait for each other's work.
+    ``tasks``: how many it was fitted to.
 
     ``per_flop`` is ``told`` by tasks that had other flops with the same bytes, ``lent`` by the ops to which that applies, or
     ``not told``: then it is 0, and may be anything up to ``at_most``.
@@ -35,7 +36,8 @@ class OpCost:
     publish: int
     hop: int
     feed: int
-    overhead: int
+    overhead: float
+    overhead_per_flop: float
 
     def math(self, size: np.ndarray, flops: np.ndarray) -> np.ndarray:
         return np.maximum(1, np.rint(self.base + self.per_byte * size + self.per_flop * flops)).astype(np.int64)
@@ -54,7 +56,7 @@ class OpCosts:
 
     @classmethod
     def fit(cls, steps: list[FittedStep]) -> OpCosts:
-        """Least squares of math over the tasks that ran, and means of the other costs, whose sums a step is made of."""
+        """Least squares of math over the tasks that ran, and means of the others, whose sums a step is made of."""
         rows: dict[str, list[np.ndarray]] = {}
         for step in steps:
             graph, costs = step.case.graph, [getattr(step.case.costs, name) for name in COSTS_OF_TASK]
@@ -85,8 +87,9 @@ class OpCosts:
                 raise MkvizError(what, f"a graph of {', '.join(self.ops)}")
             cost, mine = self.ops[graph.ops[i]], ran & (graph.op == i)
             out["math"][mine] = cost.math(work.bytes[mine], work.flops[mine])
-            for name in COSTS_OF_TASK[1:]:
+            for name in COSTS_OF_TASK[1:-1]:
                 out[name][mine] = getattr(cost, name)
+            out["overhead"][mine] = np.rint(cost.overhead + cost.overhead_per_flop * work.flops[mine])
         return Costs(**out)
 
     def knows(self, step: FittedStep) -> bool:
@@ -118,7 +121,9 @@ def _fit(table: np.ndarray, told: list[float] | None, lent: float | None) -> OpC
     elif told is None:
         lent = min(lent, at_most)
         weights, how = [*_weights(np.stack([size, math - lent * flops], axis=1)), lent], LENT
-    return OpCost(len(table), *weights, how, at_most, *(round(float(ns)) for ns in table[:, 3:].mean(axis=0)))
+    *around, overhead = table[:, 3:].mean(axis=0).tolist()
+    late = _weights(table[:, [1, 6]]) if how == TOLD and flops.any() else [overhead, 0.0]
+    return OpCost(len(table), *weights, how, at_most, *map(round, around), *late)
 
 
 def _tells_flops(table: np.ndarray) -> bool:
@@ -140,15 +145,15 @@ def _middle(found: list[tuple[float, float]]) -> float | None:
 
 
 def _weights(table: np.ndarray) -> list[float]:
-    """Of the columns of work and, last, math: ns for itself and for each of what there is of work, none below 0.
+    """Of the columns of work and, last, ns: ns for itself and for each of what there is of work, none below 0.
 
-    Least squares of the relative error of the mean math of tasks with the same work, because what tasks take is spread in
-    proportion to it; each counts as many times as there are such tasks."""
+    Least squares of the error of the mean ns of tasks with the same work, relative to it (or to a tenth of the mean of all,
+    where that is more), because what tasks take is spread in proportion; each counts as many times as there are such tasks."""
     what, of, count = np.unique(table[:, :-1], axis=0, return_inverse=True, return_counts=True)
-    mean = np.maximum(np.bincount(of.reshape(-1), table[:, -1]) / count, 1.0)
-    weight = np.sqrt(count) / mean
+    mean = np.bincount(of.reshape(-1), table[:, -1]) / count
+    weight = np.sqrt(count) / np.maximum(mean, max(1.0, table[:, -1].mean() / 10))
     columns = np.concatenate([np.ones((len(what), 1)), what], axis=1)
-    return _least_squares(columns * weight[:, None], np.sqrt(count))
+    return _least_squares(columns * weight[:, None], mean * weight)
 
 
 def _least_squares(columns: np.ndarray, values: np.ndarray) -> list[float]:
