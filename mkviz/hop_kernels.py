@@ -38,7 +38,7 @@ def _count_finely(kind, ns, block_of, counts, used):
 
 
 @njit(cache=True, nogil=True)
-def _met(times, row_of, producers, first, stop, need, at, rows):
+def met_by(times, row_of, producers, first, stop, need, at, rows):
     """Where in ``producers`` is the one whose publish met a need (NONE: none has a record); ``at``, ``rows``: to work in."""
     recorded, last = 0, NONE
     for j in range(first, stop):
@@ -85,7 +85,7 @@ def add_hops(times, wait_ptr, threshold, kind_at, kinds, need_of, counter_of, pt
     at, rows = np.empty(len(producers), np.int64), np.empty(len(producers), np.int64)
     for h in range(len(by)):
         c = counter_of[h]
-        j = _met(times, row_of, producers, ptr[c], ptr[c + 1], need_of[h], at, rows)
+        j = met_by(times, row_of, producers, ptr[c], ptr[c + 1], need_of[h], at, rows)
         met[h], by[h] = (times[PUBLISHED, row_of[producers[j]]], slot[j]) if j >= 0 else (-1, 0)
     for k in range(times.shape[1]):
         first, stop = wait_ptr[times[TASK, k]], wait_ptr[times[TASK, k] + 1]

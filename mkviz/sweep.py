@@ -172,8 +172,8 @@ class Lanes:
             told = step.columns["flags"][step.order] & (KIND_MASK | FLAG_BYTES_LAST)
             faults.bytes = bool((told == KIND_TASK | FLAG_BYTES_LAST).any())
         faults.bytes |= self._bytes[step.graph]
-        if self._times.shape[1] < n:
-            self._times = np.empty((LANE_TIMES, 2 * n), np.int64)
+        if self._times.shape[1] <= n:
+            self._times = np.empty((LANE_TIMES, 2 * n + 1), np.int64)
         self.ptr, self.left = np.empty(step.sms + 1, np.int64), np.empty(step.sms, np.int64)
         self.open_end = np.empty(step.sms, np.bool_)
         c = step.column

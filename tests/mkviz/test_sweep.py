@@ -7,8 +7,11 @@ from random_graphs import random_graph
 from step_makers import SMALL, step_of
 from test_tally import capture
 
+import mkviz.blame_steps
 import mkviz.hops
 from mkviz import accounting
+from mkviz.blame import CAUSES, blame
+from mkviz.blame_steps import blame_steps
 from mkviz.busy import occupancy
 from mkviz.errors import MkvizError
 from mkviz.graph import GraphBuilder
@@ -108,7 +111,8 @@ def test_hops(trace, steps, monkeypatch):
         assert found.plot().title.text == one_by_one.plot().title.text
 
 
-def test_waits_of_all_lengths_and_needs(tmp_path, monkeypatch):
+@pytest.fixture
+def needs(tmp_path):
     """Waits of 1 ns to 2^56 ns; counters of which 1, 2, ... of 6 arrivals are needed, some of them at the same time."""
     rng = np.random.default_rng(5)
     builder = GraphBuilder("needs", ["a", "b", "c"])
@@ -117,7 +121,7 @@ def test_waits_of_all_lengths_and_needs(tmp_path, monkeypatch):
         builder.task("ab"[i % 2], layer=i // 2, raises=[counter])
     for need in range(8):
         builder.task("c", layer=need, waits=[(counter, need)])
-    graph, length = builder.build(), 0
+    graph = builder.build()
     with TraceWriter(tmp_path / "t.mkt", kind="imported") as writer:
         writer.graph(0, graph, Schedule.from_lists([[] for _ in range(14)], range(14)))
         for number in range(400):
@@ -127,12 +131,48 @@ def test_waits_of_all_lengths_and_needs(tmp_path, monkeypatch):
             events = step_of(graph, 14, [row for row in rows if rng.random() > 0.1], 0, length).events
             events["step"] = number
             writer.step(StepInfo(number, 0, 0, length), events)
-    trace = Trace.open(tmp_path / "t.mkt")
-    one_by_one, found = hops(trace), swept(monkeypatch, hops, trace)
+    return Trace.open(tmp_path / "t.mkt")
+
+
+def test_waits_of_all_lengths_and_needs(needs, monkeypatch):
+    one_by_one, found = hops(needs), swept(monkeypatch, hops, needs)
     same_waits(found, one_by_one)
     exposed = one_by_one.columns["exposed"]
     assert exposed.max() > 2**54 and len(np.unique(exposed[(exposed > 0) & (exposed < 512)])) > 50
     assert set(one_by_one.by("producer_op")["producer_op"]) == {"a", "b", ""}
+
+
+def same_blame(found, one_by_one):
+    assert found.held.tolist() == one_by_one.held.tolist()
+    for name in ("label", "path", "faults", "notes", "totals", "bandwidth"):
+        assert getattr(found, name) == getattr(one_by_one, name), name
+    assert sum(found.totals.values()) == found.held["makespan"].sum() == sum(ns for *_, ns in found.path)
+
+
+@pytest.mark.parametrize("steps", [None, [0, 3, 9, 21], 12])
+def test_blame(trace, steps, monkeypatch):
+    one_by_one = blame_steps(trace, steps, SMALL)
+    same_blame(swept(monkeypatch, blame_steps, trace, steps, SMALL), one_by_one)
+    frame = one_by_one.frame().set_index("step")
+    for step in frame.index[:3]:
+        b = blame(trace, step, SMALL)
+        told = frame.loc[step]
+        assert (b.makespan, b.bytes, b.floor or 0) == (told["makespan"], told["bytes"], 0 if b.floor is None else told["floor"])
+        assert b.critical == (None if pd.isna(told["critical"]) else told["critical"])
+        assert b.totals == {cause: told[cause] for cause in CAUSES}
+    share = one_by_one.waterfall()["share"]
+    assert share.sum() == pytest.approx(1 if len(share) else 0) and one_by_one.plot().title.text.startswith(
+        "imported · what held"
+    )
+
+
+def test_the_longest_chain_where_some_arrivals_are_enough(needs, monkeypatch):
+    one_by_one = blame_steps(needs, range(0, 400, 5))
+    same_blame(swept(monkeypatch, blame_steps, needs, range(0, 400, 5)), one_by_one)
+    assert {cause for cause, ns in one_by_one.totals.items() if ns} >= {"compute", "hop"}
+    monkeypatch.setattr(mkviz.blame_steps, "MOST_NS", int(one_by_one.held["makespan"].sum()))
+    with pytest.raises(MkvizError, match=r"400 steps of \d+ ns; fewer steps"):
+        swept(monkeypatch, blame_steps, needs)
 
 
 def test_what_sums_cannot_tell(trace, monkeypatch):
@@ -167,6 +207,7 @@ def test_steps_without_a_graph_and_no_steps(tmp_path, monkeypatch):
         one_by_one, found = tails(graphless), swept(monkeypatch, tails, graphless)
         assert found.waves.tolist() == one_by_one.waves.tolist() and found.notes == one_by_one.notes
         assert swept(monkeypatch, hops, graphless).notes == hops(graphless).notes
+        same_blame(swept(monkeypatch, blame_steps, graphless), blame_steps(graphless))
         one_by_one, found = occupancy(graphless), swept(monkeypatch, occupancy, graphless)
         assert found.busy.tolist() == one_by_one.busy.tolist() and found.notes == one_by_one.notes
 
