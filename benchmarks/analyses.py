@@ -84,10 +84,19 @@ def _blame(path):
     return blame(path, 3).totals
 
 
+def _blame_steps(path):
+    from mkviz.blame_steps import blame_steps
+    from mkviz.machine import H200
+
+    found = blame_steps(path, machine=H200)
+    return found.waterfall(), found.frame()
+
+
 def _many_steps(path):
     from mkviz.many_steps import many_steps
 
-    return many_steps(path).faults
+    found = many_steps(path)
+    return found.groups(), found.outliers()
 
 
 def _tails(path):
@@ -109,6 +118,39 @@ def _hops(path):
     return found.by("counter"), found.by("producer_op", "op"), found.histogram("op")
 
 
+def _check(path):
+    from mkviz.rules import RULES, check_rules
+    from mkviz.trace import Trace
+
+    limits = {name: {"share": "5%", "time": "1ms"}.get(rule.kind, "1") for name, rule in RULES.items()}
+    return [str(verdict) for verdict in check_rules(Trace.open(path), limits)]
+
+
+def _diff(path):
+    from mkviz.diff import diff
+    from mkviz.trace import Trace
+
+    trace = Trace.open(path)
+    steps = np.sort(trace.table("steps", ["step"])["step"].to_numpy())
+    found = diff(trace, trace, *np.array_split(steps, 2))
+    return found.waterfall(), found.frame()
+
+
+def _report(path):
+    from mkviz.report import Report
+
+    return len(Report.of(path).to_html())
+
+
+def _flight(path):
+    from mkviz.flight import FlightRecorder
+    from mkviz.trace import Trace
+
+    recorder = FlightRecorder()
+    Trace.open(path).replay(recorder)
+    return recorder.many_steps().groups()
+
+
 def _dashboard(path):
     from mkviz.store import store_of_trace
 
@@ -117,7 +159,8 @@ def _dashboard(path):
 
 ANALYSES = {
     "open": _open, "summary": _summary, "accounting": _accounting, "blame of a step": _blame, "many steps": _many_steps,
-    "open in the dashboard": _dashboard, "wave tails": _tails, "occupancy": _occupancy, "hops": _hops,
+    "open in the dashboard": _dashboard, "wave tails": _tails, "occupancy": _occupancy, "hops": _hops, "blame paths": _blame_steps,
+    "check of all limits": _check, "diff of two halves": _diff, "report": _report, "flight recorder": _flight,
 }  # fmt: skip
 
 

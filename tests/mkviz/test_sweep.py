@@ -28,7 +28,7 @@ from mkviz.wave_tails import tails
 NOW = {0: 10**12, 1: 2**63 - 10**7, 2: -(2**63) + 10**6}  # by seed % 3
 
 
-@pytest.fixture(params=range(6))
+@pytest.fixture(params=[*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
 def trace(request, tmp_path):
     return capture(tmp_path / "t.mkt", request.param, now=NOW[request.param % 3])
 
