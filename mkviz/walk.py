@@ -159,8 +159,10 @@ def _list(links, wait_ptr, wait_counter, topo, cost, hop, sms, sm_of, place):
     later = [(np.int64(0), np.int64(t)) for t in range(tasks) if unmet[t] == 0]  # (when its waits are met, task)
     ready = [(np.int64(0), np.int64(0))][:0]  # (-rank, task)
     idle = [(np.int64(0), np.int64(s)) for s in range(sms)]
+    now = np.int64(0)  # it never goes back: what is ready was not before
     for n in range(tasks):
-        now, s = heappop(idle)
+        since, s = heappop(idle)
+        now = max(now, since)
         if len(ready) == 0:
             now = max(now, later[0][0])
         while len(later) > 0 and later[0][0] <= now:

@@ -12,6 +12,7 @@ from mkviz.errors import MkvizError
 from mkviz.graph import GraphBuilder
 from mkviz.machine import Machine
 from mkviz.policies import make_schedule, owned, topological_order
+from mkviz.walk import list_schedule
 
 # 1 byte/ns per SM, 1 flop/ns, no overhead: a task of n bytes lasts n ns.  A hop is 10 ns.
 TOY = Machine(
@@ -98,6 +99,63 @@ def test_list_waits_for_the_hop_when_nothing_else_is_ready():
     # SM 0 runs task 1 (12 ns, longer than 5 but on a shorter path than 5 + 10 + 40), SM 1 ... task 0 goes first, to SM 0.
     # SM 0 is free at 5, sees x at 15 and takes task 2 then: idle SMs are asked in the order in which they became free.
     assert lists(make_schedule(b.build(), 2, policy="list", machine=TOY)) == [[0, 2], [1]]
+
+
+def test_list_gives_nothing_to_an_sm_before_it_is_ready():
+    b = GraphBuilder("late", ["a", "b"])
+    x, y = b.counter("x"), b.counter("y")
+    b.task("a", tile=0, bytes=10, raises=[x])
+    b.task("b", tile=0, bytes=20, waits=[x], raises=[y])
+    b.task("b", tile=1, bytes=25, waits=[x])
+    b.task("a", tile=1, bytes=30, waits=[y])
+    # SM 0 runs task 0 until 10; at 20, when x is seen, SM 1, idle since 0, takes task 1 with the longest path (until 40) and
+    # SM 0 task 2 (until 45, not 35 as if it had begun at 10).  So SM 1 is free first, and takes task 3.
+    assert lists(make_schedule(b.build(), 2, policy="list", machine=TOY)) == [[0, 2], [1, 3]]
+
+
+def ns_by_ns(graph, cost, hop, sms):
+    """List scheduling with a clock that ticks: (SM of each task, tasks as they began)."""
+    path = {}
+
+    def behind(t):
+        if t not in path:
+            raised = set(graph.raises(t))
+            after = [u for u in range(len(graph)) if raised & {c for c, _ in graph.waits(u)}]
+            path[t] = cost[t] + max((hop + behind(u) for u in after), default=0)
+        return path[t]
+
+    arrivals, met, sm_of, begun = [[] for _ in graph.counters], {}, {}, []
+    since = {s: 0 for s in range(sms)}  # of idle SMs
+    ends: dict[int, list] = {}
+    now = 0
+    while len(begun) < len(graph):
+        for s, t in sorted(ends.pop(now, [])):
+            since[s] = now
+            for c in graph.raises(t):
+                arrivals[c].append(now + hop)
+        ready = [t for t in range(len(graph)) if t not in sm_of
+                 and all(sorted(arrivals[c] + [1 << 60] * n)[n - 1] <= now for c, n in graph.waits(t))]  # fmt: skip
+        for t in sorted(ready, key=lambda t: (-behind(t), t)):
+            if not since:
+                break
+            s = min(since, key=lambda s: (since[s], s))
+            del since[s]
+            sm_of[t] = s
+            begun.append(t)
+            ends.setdefault(now + cost[t], []).append((s, t))
+        now += 1
+    return [sm_of[t] for t in range(len(graph))], begun
+
+
+def test_list_is_what_a_clock_that_ticks_makes_of_it():
+    """On graphs in which whoever waits for a counter waits for all of its arrivals."""
+    graphs = [random_graph(seed, layers=3, width=4) for seed in range(60)]
+    whole = [g for g in graphs if (g.wait_need == g.arrivals[g.wait_counter]).all()]
+    for seed, graph in enumerate(whole):
+        cost = np.random.default_rng(seed).integers(3, 40, len(graph))
+        sm, placed = list_schedule(graph, topological_order(graph), cost, 7, 3)
+        assert (sm.tolist(), placed.tolist()) == ns_by_ns(graph, cost.tolist(), 7, 3)
+    assert len(whole) == 12
 
 
 def test_layered_balances_each_layer_alone():
