@@ -159,8 +159,9 @@ def _dashboard(path):
 
 ANALYSES = {
     "open": _open, "summary": _summary, "accounting": _accounting, "blame of a step": _blame, "many steps": _many_steps,
-    "open in the dashboard": _dashboard, "wave tails": _tails, "occupancy": _occupancy, "hops": _hops, "blame paths": _blame_steps,
-    "check of all limits": _check, "diff of two halves": _diff, "report": _report, "flight recorder": _flight,
+    "open in the dashboard": _dashboard, "wave tails": _tails, "occupancy": _occupancy, "hops": _hops,
+    "blame paths": _blame_steps, "check of all limits": _check, "diff of two halves": _diff, "report": _report,
+    "flight recorder": _flight,
 }  # fmt: skip
 
 

@@ -87,9 +87,9 @@ def add_hops(times, wait_ptr, threshold, kind_at, kinds, need_of, counter_of, pt
         c = counter_of[h]
         j = met_by(times, row_of, producers, ptr[c], ptr[c + 1], need_of[h], at, rows)
         met[h], by[h] = (times[PUBLISHED, row_of[producers[j]]], slot[j]) if j >= 0 else (-1, 0)
-    for k in range(times.shape[1]):
-        first, stop = wait_ptr[times[TASK, k]], wait_ptr[times[TASK, k] + 1]
-        if first == stop:
+    for task in range(len(row_of)):  # those that wait for the same follow each other
+        first, stop, k = wait_ptr[task], wait_ptr[task + 1], row_of[task]
+        if first == stop or k < 0:
             continue
         latest, last = np.int64(-2), first
         for w in range(first, stop):
