@@ -124,8 +124,8 @@ def ns_by_ns(graph, cost, hop, sms):
             path[t] = cost[t] + max((hop + behind(u) for u in after), default=0)
         return path[t]
 
-    arrivals, met, sm_of, begun = [[] for _ in graph.counters], {}, {}, []
-    since = {s: 0 for s in range(sms)}  # of idle SMs
+    arrivals, sm_of, begun = [[] for _ in graph.counters], {}, []
+    since = dict.fromkeys(range(sms), 0)  # of idle SMs
     ends: dict[int, list] = {}
     now = 0
     while len(begun) < len(graph):
