@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from engine.bench.decode import BenchDecode
 from engine.bench.serve import BenchServe
 
-BENCHES = (BenchServe,)
+BENCHES = (BenchServe, BenchDecode)
 
 
 class Bench:
