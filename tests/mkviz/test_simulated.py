@@ -11,6 +11,7 @@ from mkviz.protocols import Row, StepInfo, TokenInfo
 from mkviz.record import EVENT, NO_WAIT
 from mkviz.schedule import Schedule
 from mkviz.simulated import NEWEST, SimulatedSource
+from mkviz.simulator import simulate
 from mkviz.store import LiveStore
 
 PLAIN = Machine(
@@ -105,11 +106,15 @@ def test_it_follows_a_live_source_through_graphs_and_tokens():
     assert source.wait().closed
 
 
-def test_nothing_is_simulated_until_somebody_looks_and_looking_does_not_wait():
-    of = live(chain(), steps=[(0, 0)])
+def test_nothing_is_simulated_until_somebody_looks_and_looking_does_not_wait(monkeypatch):
+    of, go = live(chain(), steps=[(0, 0)]), threading.Event()
+    monkeypatch.setattr("mkviz.simulated.simulate", lambda *args, **more: go.wait() and simulate(*args, **more))
     source = SimulatedSource(of, PLAIN)
     assert source.version == 0 and source.lanes == 0
-    assert len(source.snapshot().steps) == 0 and source.words.startswith("Simulating on plain")
+    assert len(source.snapshot().steps) == 0
+    while not source.words.startswith("Simulating on plain"):
+        assert source.words == ""
+    go.set()
     assert len(source.wait().steps) == 1 and source.words == ""
     version = source.version
     source.snapshot()
