@@ -12,7 +12,7 @@ from mkviz.errors import MkvizError
 from mkviz.faults import Faults
 from mkviz.record import FLAG_BYTES_LAST
 from mkviz.step_records import MOST_NS, LaneTimes, StepRecords, steps_of
-from mkviz.store import NO_CHUNK
+from mkviz.store import NO_CHUNK, cut_by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,12 +153,10 @@ def is_large(source, steps=None, most: int | None = None) -> bool:
 
 
 def refuse_thinned(source) -> None:
-    """Raises MkvizError for a trace that was cut to some SMs, ops or times: idle cannot be told from left out there."""
-    meta = getattr(source, "meta", {})
-    for part in (meta, *meta.get("merged", [])):
-        for name in ("time", "sms", "ops"):
-            if (part.get("slice") or {}).get(name):
-                raise MkvizError(f"the trace holds only some of its records (cut by {name})", "a trace of whole steps")
+    """Raises MkvizError for a trace that was cut to some SMs, ops or times, and for a source or a snapshot of one: idle cannot
+    be told from left out there."""
+    if cut := cut_by(source):
+        raise MkvizError(f"the trace holds only some of its records (cut by {cut})", "a trace of whole steps")
 
 
 def charge(step: StepRecords) -> dict[str, np.ndarray]:

@@ -84,6 +84,10 @@ class _Labelled:
     label: str
     kind: str
 
+    @property
+    def cut(self) -> str:
+        return self.taken.cut
+
     def snapshot(self) -> Snapshot:
         return self.taken
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mkviz.graph import Graph
+    from mkviz.protocols import Source
     from mkviz.schedule import Schedule
     from mkviz.trace import Trace
 
@@ -43,7 +44,7 @@ class Snapshot:
     bytes, from its level-2 record; NO_CHUNK without one).  Step c of the C kept steps owns, for lane l, the rows
     ``lane_ptr[c, l]:lane_ptr[c, l+1]``, ascending by begin.  ``steps`` is STEP[C]; ``infos`` the C ``StepInfo``.
     ``requests``: each one's state now, ``changes``: all its states, first to last.
-    Views show times since ``origin`` (ns), which stays the same for the life of a source.
+    Views show times since ``origin`` (ns), which stays the same for the life of a source.  ``cut``: see :func:`cut_by`.
     """
 
     version: int
@@ -75,6 +76,7 @@ class Snapshot:
     skipped: int = 0
     closed: bool = False
     complete: bool = True
+    cut: str = ""
 
     def __len__(self) -> int:
         """Number of records that are kept."""
@@ -115,10 +117,10 @@ class LiveStore:
     write; snapshots may be taken from any thread and never wait for more than one append.
     """
 
-    def __init__(self, label: str = "measured (cpu)", kind: str = "measured", max_bytes: int = DEFAULT_BYTES):
+    def __init__(self, label: str = "measured (cpu)", kind: str = "measured", max_bytes: int = DEFAULT_BYTES, cut: str = ""):
         if max_bytes < 1 << 16:
             raise MkvizError(f"store: max_bytes {max_bytes}", "at least 65536")
-        self.label, self.kind, self.max_bytes = label, kind, max_bytes
+        self.label, self.kind, self.max_bytes, self.cut = label, kind, max_bytes, cut
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._version = 0
@@ -163,7 +165,7 @@ class LiveStore:
                     requests={number: changes[-1] for number, changes in self._changes.items()},
                     lost_records=self._lost_records, lost_steps=self._lost_steps,
                     dropped_records=self._dropped_records, dropped_steps=self._dropped_steps, skipped=self._skipped,
-                    closed=self._closed, complete=self._complete,
+                    closed=self._closed, complete=self._complete, cut=self.cut,
                 )  # fmt: skip
             return self._snapshot
 
@@ -338,6 +340,15 @@ def store_of(events: np.ndarray, graphs: dict[int, tuple[Graph, Schedule]], step
     return store
 
 
+def cut_by(source: Trace | Source | Snapshot) -> str:
+    """What the records of the steps of a trace were cut by, ``time``, ``sms`` or ``ops``, or those of a source or a snapshot of
+    one; "" where all that were kept are there."""
+    if not hasattr(source, "meta"):
+        return getattr(source, "cut", "")
+    parts = [part.get("slice") or {} for part in (source.meta, *source.meta.get("merged", []))]
+    return next((name for part in parts for name in ("time", "sms", "ops") if part.get(name)), "")
+
+
 def store_of_trace(trace: Trace | str | Path, max_bytes: int = DEFAULT_BYTES) -> LiveStore:
     """The steps of a trace or of the one at a path (the newest, where ``max_bytes`` does not hold them all), with its label.
 
@@ -346,7 +357,7 @@ def store_of_trace(trace: Trace | str | Path, max_bytes: int = DEFAULT_BYTES) ->
     from mkviz.trace import Trace
 
     trace = trace if isinstance(trace, Trace) else Trace.open(trace)
-    store = LiveStore(trace.label, trace.kind, max_bytes)
+    store = LiveStore(trace.label, trace.kind, max_bytes, cut_by(trace))
     since = _first_that_fits(trace, max_bytes)
     trace.replay(store, since=since)
     if since is not None:

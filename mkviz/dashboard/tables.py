@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
 
 TOP_WAITS = 20
+CUT = "the trace holds only some of its records (cut by {}): idle time cannot be told from what was left out"
 MAX_STEPS = 100  # of a range, the newest, that are listed or searched for waits
 
 
@@ -39,6 +41,9 @@ def waits(scene: Scene, x0: float, x1: float) -> Table:
     """The tasks in the range that their lanes waited for longest, what they waited on and who let them wait, how much of the
     wait was exposed (all of it: a hidden one is slack), and the slack of the producer before the last one."""
     snapshot, found = scene.snapshot, []
+    table = Table({"task": "", "waited on": "", "last raised by": "", "exposed": "ns", "slack before": "ns"})
+    if snapshot.cut:
+        return replace(table, caption=CUT.format(snapshot.cut))
     for step in snapshot.steps_in(x0, x1)[-MAX_STEPS:]:
         rows, lane, free = free_of_step(snapshot, int(step))
         ready, begin = snapshot.ready[rows] - snapshot.origin, snapshot.begin[rows] - snapshot.origin
@@ -48,7 +53,6 @@ def waits(scene: Scene, x0: float, x1: float) -> Table:
                 hit = probe.Hit("task", int(lane[at]), int(step), rows.start + int(at), float(free[at]))
                 found.append((int(long[at]), hit))
     found = sorted(found, key=lambda pair: -pair[0])[:TOP_WAITS]
-    table = Table({"task": "", "waited on": "", "last raised by": "", "exposed": "ns", "slack before": "ns"})
     for long, hit in found:
         graph, task = snapshot.graph_of(hit.step), int(snapshot.task[hit.row])
         what, culprit = probe.blame(snapshot, hit)
@@ -73,8 +77,9 @@ def why(scene: Scene, x0: float, x1: float) -> Table:
     """The blame path of the step in the middle of the range, by cause and op; each row leads to its longest segment's task."""
     snapshot = scene.snapshot
     touching = snapshot.steps_in(x0, x1)
-    if not len(touching):
-        return Table({"cause": "", "op": "", "time": "ns", "share": "of 1"}, caption="no step in it")
+    if snapshot.cut or not len(touching):
+        caption = CUT.format(snapshot.cut) if snapshot.cut else "no step in it"
+        return Table({"cause": "", "op": "", "time": "ns", "share": "of 1"}, caption=caption)
     steps, middle = snapshot.steps[touching], snapshot.origin + (x0 + x1) / 2
     away = np.maximum(np.maximum(steps["begin"] - middle, middle - steps["end"]), 0)
     step = next(iter(steps_of(snapshot, int(steps["step"][np.argmin(away)]))))

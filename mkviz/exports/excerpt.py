@@ -11,7 +11,7 @@ from mkviz import lod
 from mkviz.dashboard.scene import Look, Scene
 from mkviz.dashboard.units import duration
 from mkviz.errors import MkvizError
-from mkviz.store import DEFAULT_BYTES, RECORD_BYTES, STEP, LiveStore
+from mkviz.store import DEFAULT_BYTES, RECORD_BYTES, STEP, LiveStore, cut_by
 
 if TYPE_CHECKING:
     from mkviz.protocols import Source
@@ -126,7 +126,7 @@ def _store(trace: Trace, table: np.ndarray) -> LiveStore:
     """A closed store of the steps of ``table``, large enough for all of them."""
     records, rows = int(table["records"].sum()) / 0.6, len(table) / 0.2  # shares of a LiveStore's bytes that it fills
     needed = 1.1 * (records * RECORD_BYTES + rows * (STEP.itemsize + 8 * (trace.sms + 1)))
-    store = LiveStore(trace.label, trace.kind, max(DEFAULT_BYTES, int(needed)))
+    store = LiveStore(trace.label, trace.kind, max(DEFAULT_BYTES, int(needed)), cut_by(trace))
     trace.replay(store, steps=table["step"])
     store.close(trace.complete)
     return store

@@ -2,14 +2,17 @@
 
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import mkviz
+from mkviz.accounting import account
 from mkviz.blame import blame
 from mkviz.busy import occupancy
 from mkviz.cli import main
+from mkviz.dashboard.tables import TABLES
 from mkviz.diff import diff
 from mkviz.errors import MkvizError
 from mkviz.findings import ANALYSES
@@ -17,6 +20,7 @@ from mkviz.hops import hops
 from mkviz.reading import Reading
 from mkviz.report import Report
 from mkviz.rules import check_rules
+from mkviz.store import store_of_trace
 from mkviz.trace import Trace
 from mkviz.wave_tails import tails
 from mkviz.whatif import whatif
@@ -74,3 +78,28 @@ def test_steps_that_are_whole_are_analysed(tmp_path):
     assert blame(some, 18).segments.tolist() == blame(RECORDING, 18).segments.tolist()
     assert blame(RECORDING, 18).label == "recorded on NVIDIA H200"
     assert np.array_equal(hops(some).columns["exposed"], hops(RECORDING, 18).columns["exposed"])
+
+
+def test_a_source_of_a_cut_trace_refuses_as_the_trace_does(cut):
+    """A page shows a trace through a store, whose snapshots know what was cut."""
+    store = store_of_trace(cut)
+    step = int(cut.table("steps", ["step"])["step"][0].as_py())
+    reading = Reading.of_source(store)
+    for ask in (
+        lambda: account(store), lambda: blame(store, step), lambda: account(store.snapshot()), lambda: hops(store),
+        *(lambda n=n: ANALYSES[n].find(reading) for n in ("accounting", "blame", "waits", "tails", "whatif")),
+    ):  # fmt: skip
+        with pytest.raises(MkvizError, match="holds only some of its records"):
+            ask()
+
+
+def test_tables_beside_the_timeline_of_a_cut_trace_say_why_they_are_empty(cut):
+    tables = {}
+    for name, of in (("cut", cut), ("whole", Trace.open(RECORDING))):
+        scene = SimpleNamespace(snapshot=store_of_trace(of).snapshot())
+        end = float(scene.snapshot.extent[1])
+        tables[name] = {tab: TABLES[tab](scene, 0.0, end) for tab in ("why", "waits", "steps")}
+    for tab in ("why", "waits"):
+        assert not tables["cut"][tab].values and "holds only some of its records" in tables["cut"][tab].caption
+        assert tables["whole"][tab].values and "only some" not in tables["whole"][tab].caption
+    assert tables["cut"]["steps"].values and len(tables["whole"]["steps"].values) == 2
