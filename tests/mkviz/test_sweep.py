@@ -1,10 +1,14 @@
 """Sweep: compiled analyses of large captures say the same as those that go step by step, whatever is wrong with records."""
 
+import gc
+import threading
+
 import numpy as np
 import pandas as pd
 import pytest
 from random_graphs import random_graph
 from step_makers import SMALL, step_of
+from test_broken_traces import CASES, tell
 from test_tally import capture
 
 import mkviz.blame_steps
@@ -14,6 +18,7 @@ from mkviz.blame import CAUSES, blame
 from mkviz.blame_steps import blame_steps
 from mkviz.busy import occupancy
 from mkviz.errors import MkvizError
+from mkviz.faults import FAULTS
 from mkviz.graph import GraphBuilder
 from mkviz.hop_sums import KEYS
 from mkviz.hops import hops
@@ -21,6 +26,7 @@ from mkviz.policies import make_schedule
 from mkviz.protocols import StepInfo
 from mkviz.schedule import Schedule
 from mkviz.simulator import simulate
+from mkviz.store import LiveStore
 from mkviz.sweep import Sweep, split
 from mkviz.trace import Trace, TraceWriter
 from mkviz.wave_tails import tails
@@ -216,6 +222,53 @@ def _all(trace):
     from mkviz.trace.selection import Selection
 
     return Selection.of(trace)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_is_wrong_with_records(case, tmp_path, monkeypatch):
+    with TraceWriter(tmp_path / "t.mkt", kind="measured", device="cpu") as writer:
+        tell(writer, CASES[case][0])
+    trace = Trace.open(tmp_path / "t.mkt")
+    for analysis in (hops, tails, occupancy, blame_steps):
+        one_by_one, found = analysis(trace), swept(monkeypatch, analysis, trace)
+        assert found.faults == one_by_one.faults == dict.fromkeys(FAULTS, 0) | CASES[case][1]
+        if analysis is hops:
+            same_waits(found, one_by_one)
+        elif analysis is blame_steps:
+            same_blame(found, one_by_one)
+        elif analysis is tails:
+            assert found.waves.tolist() == one_by_one.waves.tolist()
+        else:
+            assert found.busy.tolist() == one_by_one.busy.tolist() and found.bytes == pytest.approx(one_by_one.bytes)
+
+
+@pytest.mark.parametrize("analysis", [hops, tails, occupancy, blame_steps])
+def test_a_time_that_cannot_be_is_refused_by_the_step(analysis, tmp_path, monkeypatch):
+    (records, info) = CASES["sound"][0][0]
+    records = records.copy()
+    records["end"][3], records["begin"][0], records["claim"][0] = 2**63 - 1, -5, -5
+    with TraceWriter(tmp_path / "t.mkt", kind="imported") as writer:
+        tell(writer, [(records, info)])
+    with pytest.raises(MkvizError, match="step 0 lasts 9223372036854775812 ns"):
+        swept(monkeypatch, analysis, Trace.open(tmp_path / "t.mkt"))
+
+
+def test_the_error_of_a_sink_or_a_damaged_trace_comes_through(trace, monkeypatch):
+    class GivesUp(LiveStore):
+        def step(self, info, events):
+            if info.step == 9:
+                raise ValueError("enough")
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="enough"):
+        trace.replay(GivesUp())
+    gc.collect()
+    assert threading.active_count() == before  # it is read ahead no more
+    last = sorted(trace.path.glob("records-*.parquet"))[-1]
+    last.write_bytes(b"PAR1" + bytes(len(last.read_bytes()) - 8) + b"PAR1")
+    for ask in (lambda: Trace.open(trace.path).replay(LiveStore()), lambda: swept(monkeypatch, tails, trace.path)):
+        with pytest.raises(MkvizError, match=r"records-\d+.parquet is damaged"):
+            ask()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 50])
