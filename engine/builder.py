@@ -80,34 +80,37 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
     meta["late_ops"] = ["expert_up", "expert_down"]  # their addresses come from routing: nobody can load them before it
     meta["last_row_ops"] = ["lm_head"]  # of each sequence they compute one row at most
     b = GraphBuilder(name, OPS, meta)
-    args: list[tuple[int, int, int, int]] = []
+    args: list[np.ndarray] = []
     rows, hidden, d = shape.rows, config.hidden, config.head_dim
     q_width, group = config.heads * d, config.heads // config.kv_heads
     blocks = [(r, min(r + shape.row_block, rows)) for r in range(0, rows, shape.row_block)]
 
-    def add(op, layer=-1, slot=-1, tile=-1, a=(0, 0, 0, 0), read=0, macs=0, waits=(), raises=()):
-        args.append(tuple(a) + (0,) * (4 - len(a)))
-        return b.task(op, layer=layer, slot=slot, tile=tile, bytes=read, flops=2 * macs, waits=waits, raises=raises)
+    def add(op, n=1, a=(), read=0, macs=0, **where):
+        """``n`` tasks; each of the args ``a``, what they read and their multiplications are of all, or of one each."""
+        table = np.zeros((n, 4), np.int32)
+        for i, values in enumerate(a):
+            table[:, i] = values
+        args.append(table)
+        b.tasks(op, n, bytes=read, flops=2 * macs, **where)
 
     def matrix(op, n, k, tile_rows, matrices=1, inputs=None, variant=0, **where):
         """Tiles of an n × k weight (``matrices`` of them side by side); ``inputs``: numbers that meet each of its rows (else
-        k for every row of the step).  ``waits``/``raises`` may depend on the tile."""
-        for tile, first in enumerate(range(0, n, tile_rows)):
-            count = min(tile_rows, n - first)
-            w = {key: value(tile) if callable(value) else value for key, value in where.items()}
-            read, macs = matrices * count * k * weight_bytes, matrices * count * (rows * k if inputs is None else inputs)
-            add(op, tile=tile, a=(first, count, variant), read=read, macs=macs, **w)
+        k for every row of the step)."""
+        first = np.arange(0, n, tile_rows)
+        count = np.minimum(tile_rows, n - first)
+        read, macs = matrices * count * k * weight_bytes, matrices * count * (rows * k if inputs is None else inputs)
+        add(op, len(first), (first, count, variant), read, macs, **where)
 
     x = b.counter("x.0")
     for tile, (first, end) in enumerate(blocks):
-        add("embed", tile=tile, a=(first, end), read=(end - first) * hidden * weight_bytes, raises=[x])
+        add("embed", a=(first, end), tile=tile, read=(end - first) * hidden * weight_bytes, raises=[x])
     for layer, spec in enumerate(config.layers):
         x_next = b.counter(f"x.{layer + 1}")
         qkv = [b.counter(f"qkv.{layer}.{g}") for g in range(config.kv_heads)]
         att, hid = b.counter(f"attention.{layer}"), b.counter(f"hidden.{layer}")
         o_tiles = ceil(hidden / tiling.o_proj)
         mid = b.counter(f"mid.{layer}") if not config.parallel else -1
-        o_done = [b.counter(f"o.{layer}.{t}") for t in range(o_tiles)]
+        o_done = np.array([b.counter(f"o.{layer}.{t}") for t in range(o_tiles)])
         ffn_in = x if config.parallel else mid
 
         if spec.mlp == "moe":  # first of all: no expert can be loaded before it is known
@@ -116,30 +119,27 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
 
         units = [(h, h // group) for h in range(config.heads)]
         units += [(config.heads + i, i % config.kv_heads) for i in range(2 * config.kv_heads)]
-        tile = 0
-        for unit, g in units:
-            for p in range(0, d // 2, tiling.qkv_pairs):
-                end = min(p + tiling.qkv_pairs, d // 2)
-                macs = 2 * (end - p) * hidden
-                add("qkv", layer, tile=tile, a=(unit, p, end), read=macs * weight_bytes, macs=macs * rows, waits=[x],
-                    raises=[qkv[g]])  # fmt: skip
-                tile += 1
+        pairs = np.arange(0, d // 2, tiling.qkv_pairs)
+        ends = np.minimum(pairs + tiling.qkv_pairs, d // 2)
+        macs = 2 * (ends - pairs) * hidden
+        for i, (unit, g) in enumerate(units):
+            add("qkv", len(pairs), (unit, pairs, ends), macs * weight_bytes, macs * rows, layer=layer, tile=i * len(pairs),
+                waits=[x], raises=[qkv[g]])  # fmt: skip
 
         splits = layer_splits(config, layer, shape)
         tile = merges = 0
         for block, (first, end) in enumerate(blocks):
             for g in range(config.kv_heads):
                 part = att if splits == 1 else b.counter(f"part.{layer}.{block}.{g}")
-                for split in range(splits):
-                    macs = 2 * SPLIT * d * group * (end - first)
-                    add("attention", layer, tile=tile, a=(first, end, g, split), read=2 * SPLIT * d * weight_bytes, macs=macs,
-                        waits=[qkv[g]], raises=[part])  # fmt: skip
-                    tile += 1
+                macs = 2 * SPLIT * d * group * (end - first)
+                add("attention", splits, (first, end, g, np.arange(splits)), 2 * SPLIT * d * weight_bytes, macs, layer=layer,
+                    tile=tile, waits=[qkv[g]], raises=[part])  # fmt: skip
+                tile += splits
                 if splits == 1:
                     continue
-                for head in range(g * group, (g + 1) * group):
-                    add("merge", layer, tile=merges, a=(first, end, head), waits=[part], raises=[att])
-                    merges += 1
+                heads = np.arange(g * group, (g + 1) * group)
+                add("merge", group, (first, end, heads), layer=layer, tile=merges, waits=[part], raises=[att])
+                merges += group
 
         if spec.mlp == "moe":
             slots = min(config.experts, rows * config.top_k)
@@ -165,13 +165,12 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         else:
             matrix("dense_up", spec.width, hidden, tiling.dense_up, 2, layer=layer, waits=[ffn_in], raises=[hid])
             k_down, met, down = spec.width, None, "dense_down"
-        o_raises = [[c] for c in o_done] if config.parallel else [[c, mid] for c in o_done]
-        matrix("o_proj", hidden, q_width, tiling.o_proj, layer=layer, waits=[att], raises=o_raises.__getitem__)
-        matrix(down, hidden, k_down, tiling.o_proj, inputs=met, layer=layer, waits=lambda t, h=hid, o=o_done: [h, o[t]],
-               raises=[x_next])  # fmt: skip
+        o_raises = [o_done] if config.parallel else [o_done, mid]
+        matrix("o_proj", hidden, q_width, tiling.o_proj, layer=layer, waits=[att], raises=o_raises)
+        matrix(down, hidden, k_down, tiling.o_proj, inputs=met, layer=layer, waits=[hid, o_done], raises=[x_next])
         x = x_next
     logits, picked = b.counter("logits"), b.counter("picked")  # nobody in this step waits for picked: the next step does
     matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[x], raises=[logits])
     for tile, (first, end) in enumerate(blocks):
-        add("pick", tile=tile, a=(first, end), waits=[logits], raises=[picked])
-    return StepGraph(b.build(), np.array(args, np.int32).reshape(-1, 4), shape)
+        add("pick", a=(first, end), tile=tile, waits=[logits], raises=[picked])
+    return StepGraph(b.build(), np.concatenate(args), shape)

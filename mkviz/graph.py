@@ -16,6 +16,7 @@ import numpy as np
 from mkviz.errors import MkvizError
 
 MAX_TASKS = 1 << 22  # a record holds 22 bits of task id
+ALL = -1  # need of a wait for every arrival
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,15 +90,16 @@ class Graph:
 
 
 class GraphBuilder:
-    """Collects counters and tasks one by one and freezes them into a :class:`Graph`."""
+    """Collects counters and tasks, one by one or many alike at once, and freezes them into a :class:`Graph`."""
 
     def __init__(self, name: str, ops: tuple[str, ...] | list[str], meta: dict | None = None):
         self.name, self.ops, self.meta = name, tuple(ops), dict(meta or {})
         self._op_index = {op: i for i, op in enumerate(self.ops)}
         self._counters: list[str] = []
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
-        self._waits: list[list[tuple[int, int | None]]] = []
-        self._raises: list[list[int]] = []
+        self._count = 0
+        # parts of three tables, each an array or a list of tuples: a task's op, layer, slot, tile, bytes, flops; a wait's task,
+        # counter, need; a raise's task, counter
+        self._rows, self._waits, self._raises = [[]], [[]], [[]]
 
     def counter(self, name: str) -> int:
         self._counters.append(name)
@@ -106,30 +108,60 @@ class GraphBuilder:
     def task(self, op: str, *, layer: int = -1, slot: int = -1, tile: int = -1, bytes: int = 0, flops: int = 0,
              waits: list | tuple = (), raises: list | tuple = ()) -> int:  # fmt: skip
         """Add a task and return its id.  ``waits`` holds counters or (counter, need); a bare counter needs every arrival."""
+        t = self._count
+        self._rows[-1].append((self._index(op), layer, slot, tile, bytes, flops))
+        self._waits[-1] += [(t, *w) if isinstance(w, tuple) else (t, w, ALL) for w in waits]
+        self._raises[-1] += [(t, c) for c in raises]
+        self._count += 1
+        return t
+
+    def tasks(self, op: str, n: int, *, layer: int = -1, slot: int = -1, tile: int = 0, bytes=0, flops=0,
+              waits: list | tuple = (), raises: list | tuple = ()) -> int:  # fmt: skip
+        """Add ``n`` tasks with tiles from ``tile`` on and return the first one's id.  Bytes, flops and counters are of all of
+        them, or arrays [n] of one each."""
+        first, rows = self._count, np.empty((n, 6), np.int64)
+        for i, value in enumerate((self._index(op), layer, slot, np.arange(tile, tile + n), bytes, flops)):
+            rows[:, i] = value
+        pairs = [w if isinstance(w, tuple) else (w, ALL) for w in waits]
+        self._rows += [rows, []]
+        self._waits += [_table(first, n, pairs, 3), []]
+        self._raises += [_table(first, n, [(c,) for c in raises], 2), []]
+        self._count += n
+        return first
+
+    def _index(self, op: str) -> int:
         if op not in self._op_index:
             raise MkvizError(f"graph {self.name}: unknown op {op!r}", f"one of {', '.join(self.ops)}")
-        self._rows.append((self._op_index[op], layer, slot, tile, bytes, flops))
-        self._waits.append([w if isinstance(w, tuple) else (w, None) for w in waits])
-        self._raises.append(list(raises))
-        return len(self._rows) - 1
+        return self._op_index[op]
 
     def build(self) -> Graph:
-        n = len(self._rows)
+        n = self._count
         if n >= MAX_TASKS:
             raise MkvizError(f"graph {self.name}: {n} tasks", f"a record holds task ids below {MAX_TASKS}")
-        rows = np.array(self._rows, np.int64).reshape(n, 6)
-        raise_counter = np.array([c for r in self._raises for c in r], np.int32)
-        arrivals = np.bincount(raise_counter, minlength=len(self._counters))
-        flat = [(c, arrivals[c] if need is None else need) for w in self._waits for c, need in w]
-        waits = np.array(flat, np.int64).reshape(len(flat), 2)
+        rows, waits, raises = (
+            np.concatenate([np.array(part, np.int64).reshape(-1, width) for part in parts])
+            for parts, width in ((self._rows, 6), (self._waits, 3), (self._raises, 2))
+        )
+        arrivals = np.bincount(raises[:, 1], minlength=len(self._counters))
+        need = np.where(waits[:, 2] == ALL, arrivals[waits[:, 1]], waits[:, 2])
 
-        def ptr(lists):
+        def ptr(of_task):
             out = np.zeros(n + 1, np.int32)
-            np.cumsum([len(x) for x in lists], out=out[1:])
+            np.cumsum(np.bincount(of_task, minlength=n), out=out[1:])
             return out
 
         return Graph(
             self.name, self.ops, rows[:, 0].astype(np.uint8), rows[:, 1].astype(np.int16), rows[:, 2].astype(np.int16),
-            rows[:, 3].astype(np.int32), rows[:, 4], rows[:, 5], ptr(self._waits), waits[:, 0].astype(np.int32),
-            waits[:, 1].astype(np.uint32), ptr(self._raises), raise_counter, tuple(self._counters), self.meta,
+            rows[:, 3].astype(np.int32), rows[:, 4].copy(), rows[:, 5].copy(), ptr(waits[:, 0]), waits[:, 1].astype(np.int32),
+            need.astype(np.uint32), ptr(raises[:, 0]), raises[:, 1].astype(np.int32), tuple(self._counters), self.meta,
         )  # fmt: skip
+
+
+def _table(first: int, n: int, entries: list[tuple], width: int) -> np.ndarray:
+    """i64[n * entries, width]: the task, then the entry's values, task by task."""
+    out = np.empty((n, len(entries), width), np.int64)
+    out[:, :, 0] = np.arange(first, first + n)[:, None]
+    for i, values in enumerate(entries):
+        for k, value in enumerate(values, 1):
+            out[:, i, k] = value
+    return out.reshape(-1, width)
