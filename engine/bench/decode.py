@@ -66,7 +66,8 @@ class BenchDecode:
 def measure(args: argparse.Namespace, runner: Runner, told: dict, save: Any) -> None:
     """All points, each printed and saved as it ends; the ceiling before and after them, the higher one counts."""
     ceiling = _Ceiling(runner, max(args.batch))
-    ceiling.measure()
+    if ceiling.measure():
+        print(ceiling.line(), flush=True)
     baseline = _baseline(args, runner)
     for context in args.context:
         for rows in args.batch:
@@ -81,7 +82,7 @@ def measure(args: argparse.Namespace, runner: Runner, told: dict, save: Any) -> 
             point |= shares(point, ceiling.gb_s)
         told["ceiling"] = ceiling.told()
         save(told)
-        print(f"read ceiling {ceiling.gb_s:.0f} GB/s, of {told['ceiling']['what']}, {told['ceiling']['stages']} stages")
+        print(ceiling.line())
 
 
 def measure_point(args: argparse.Namespace, runner: Runner, baseline: Any, rows: int, context: int) -> dict:
@@ -93,7 +94,7 @@ def measure_point(args: argparse.Namespace, runner: Runner, baseline: Any, rows:
     theirs = None
     if baseline:
         launch = baseline.prepare(runner, plan, args.steps)
-        theirs = {"recipe": asdict(launch.recipe), "tried": launch.tried, "logits_distance": _distance(runner, plan, launch)}
+        theirs = {"recipe": asdict(launch.recipe), "tried": launch.tried, "logits_distance": launch.distance}
     for _ in range(WARM):
         runner.launch(plan, args.steps)
     if theirs is None:
@@ -185,6 +186,9 @@ class _Ceiling:
         self.gb_s = self.best.median
         return True
 
+    def line(self) -> str:
+        return f"read ceiling {self.gb_s:.0f} GB/s: {self.best.what} through {self.best.stages} stages"
+
     def told(self) -> dict | None:
         if self._stream is None:
             return None
@@ -192,12 +196,6 @@ class _Ceiling:
         own = [r.median for r in self.rates if r.what == "weights" and r.stages == self._own]
         told |= {"weights_at_own_depth": {"stages": self._own, "gb_s": round(max(own), 1)}}
         return told | {"measured": [r.told() for r in self.rates]}
-
-
-def _distance(runner: Runner, plan: StepPlan, launch: Any) -> float:
-    from engine.bench.baseline import distance
-
-    return distance(runner.logits(plan), launch.logits)
 
 
 def _baseline(args: argparse.Namespace, runner: Runner):

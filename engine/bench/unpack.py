@@ -38,7 +38,7 @@ def pages(kv: Any, config: ModelConfig, layer: int, ids: Any, xp: Any) -> tuple[
     """(K, V), each u16[kv_heads, tokens, head_dim], of the pages ``ids`` (i64[n]) in order.  In a page of K the keys are the
     rows of fragments, in one of V the elements of a head are."""
     c = config
-    found = kv.reshape(len(kv), len(c.layers), c.kv_heads, 2, PAGE * c.head_dim)[ids, layer]  # [n, kv_heads, 2, …]
+    found = kv.reshape(len(kv), len(c.layers), c.kv_heads, 2, PAGE * c.head_dim)[:, layer][ids]  # [n, kv_heads, 2, …]
     n, d = len(found), c.head_dim
     keys = matrix(found[:, :, 0].reshape(-1), d, xp).reshape(n, c.kv_heads, PAGE, d)
     values = matrix(found[:, :, 1].reshape(-1), PAGE, xp).reshape(n, c.kv_heads, d, PAGE).transpose(0, 1, 3, 2)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.bench import decode
-from engine.bench.baseline import distance, in_turn, ratio
+from engine.bench.baseline import in_turn, ratio
 from engine.bench.runners import CpuRunner, decode_plan, longest_chain
 from engine.builder import StepShape, build_graph
 from engine.plan import StepResult
@@ -80,7 +80,8 @@ def test_times_are_of_the_launches_that_are_told(measured, compared):
 def test_the_baseline_computes_the_same_of_the_same_keys_and_values(compared):
     baseline = compared["baseline"]
     assert 0 < baseline["logits_distance"] < 1e-5
-    assert len([way for way in baseline["tried"] if "ms_step" in way]) == len(baseline["tried"]) == 5
+    assert len(baseline["tried"]) == 5
+    assert all(0 < way["logits_distance"] < 1e-5 and way["ms_step"] > 0 for way in baseline["tried"])
     assert baseline["ratio"]["pairs"] == 5
 
 
@@ -130,7 +131,6 @@ def test_launches_in_turn_and_their_ratio():
     assert told["mean"] == 2.5 and told["pairs"] == 4
     assert told["interval_95"] == [2.0, 3.0]  # of four ratios 2, 2, 3, 3: all alike by chance 1 in 16
     assert ratio(np.ones(9), np.full(9, 1.25))["interval_95"] == [1.25, 1.25]
-    assert distance(np.array([3.0, 4.0]), np.array([3.0, 4.5])) == pytest.approx(0.1)
 
 
 def test_the_longest_chain_by_hand():

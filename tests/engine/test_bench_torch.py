@@ -9,6 +9,7 @@ import torch
 from checkpoints import ODD, make_checkpoint
 
 from engine.bench import unpack
+from engine.bench.baseline import TorchLaunch
 from engine.bench.torch_decode import Ops, Recipe, TorchDecode, TorchWeights
 from engine.bench.torch_ops import ATTENTION, EXPERTS
 from engine.checkpoint import Weights
@@ -16,6 +17,7 @@ from engine.config import load_config
 from engine.cuda.pack_pieces import pieces
 from engine.cuda.weights import PackedWeights
 from engine.tiling import PAGE
+from mkviz.errors import MkvizError
 
 CASES = ["cohere-sigmoid-renormalised", "cohere-softmax", "cohere-layernorm", "cohere-shared-sum", "cohere-bias-untied",
          "llama-yarn", "llama-biases", "qwen3-untied", "qwen3moe-renormalised"]  # fmt: skip
@@ -139,3 +141,22 @@ def test_a_wrong_window_or_router_is_noticed(tmp_path):
     for wrong in (replace(config, window=23), replace(config, renormalise=True), replace(config, rope_style="half")):
         ours, theirs = decoded(model, wrong, weights, Recipe("sdpa", "gathered"))
         assert torch.linalg.norm(ours - theirs) > 1e-3 * torch.linalg.norm(theirs)
+
+
+def test_a_way_that_computes_something_else_is_not_chosen(monkeypatch):
+    """However fast it is; it is told that it failed, and why."""
+    launch = object.__new__(TorchLaunch)
+    launch.recipe, launch.tried = Recipe(), []
+    found = {"sdpa": (0.01, 3.0), "products": (1.4, 1.0), "sdpa grouped": (0.02, 2.0), "flex": (float("nan"), 0.5)}
+
+    def opened(recipe):
+        launch.distance, launch.ms = found[recipe.attention]
+
+    monkeypatch.setattr(launch, "_open", opened)
+    monkeypatch.setattr(launch, "launch", lambda steps: launch.ms)
+    launch.choose(1, [[{"attention": name} for name in found]])
+    assert launch.recipe.attention == "sdpa grouped"
+    failed = {way["attention"]: way["failed"] for way in launch.tried if "failed" in way}
+    assert failed == {"products": "ValueError: logits 1.4 apart from ours", "flex": "ValueError: logits nan apart from ours"}
+    with pytest.raises(MkvizError, match=r"--baseline: no way of .*products.* ran; see ValueError: logits 1.4 apart"):
+        launch.choose(1, [[{"attention": "products"}]])
