@@ -43,6 +43,7 @@ def of_occupancy(reading: Reading) -> Finding:
     span = int(found.width.sum())
     mean = found.busy.sum() / span
     answer = f"On average {mean:.1f} of {found.sms} SMs work"
+    notes = [*reading.notes, *found.notes]
     figures = {"mean_busy": float(mean), "sms": found.sms, "span": span, "read": found.read, "ceiling": found.ceiling}
     if found.read:
         rate = found.read / span
@@ -51,13 +52,25 @@ def of_occupancy(reading: Reading) -> Finding:
         if found.ceiling:
             share = percent(rate * 1e9 / found.ceiling)
             answer += f", {share} of the {found.ceiling / 1e9:,.0f} that the {reading.machine.name} was measured to reach"
+            notes += _beyond(found.rate())
     order = np.argsort(-found.busy.sum(axis=1), kind="stable")[:OPS]
     table = Table({"op": "", "SM time": "ns", "busy SMs, mean": "", "of all": "of 1"})
     for i in order:
         ns = int(found.busy[i].sum())
         table.values.append([found.ops[i], ns, round(ns / span, 2), ns / span / max(found.sms, 1)])
     plots = [found.plot, *([found.plot_bytes] if found.read else [])]
-    return Finding(reading.label, answer + ".", plots, {"by op": table}, [*reading.notes, *found.notes], found.faults, figures)
+    return Finding(reading.label, answer + ".", plots, {"by op": table}, notes, found.faults, figures)
+
+
+def _beyond(rate) -> list[str]:
+    """Words where bytes land faster than the ceiling: none of that is cut off."""
+    over = rate[rate["share"] > 1]
+    if not len(over):
+        return []
+    long = duration(int((over["end"] - over["begin"]).sum()))
+    most = f"{over['gb_s'].max():,.0f} GB/s"
+    return [f"for {long} in all bytes land faster than the ceiling, at up to {most}: a cache gives more than memory, and a "
+            "ceiling is what one benchmark reached"]  # fmt: skip
 
 
 def _steps(n: int) -> str:

@@ -58,6 +58,16 @@ def test_an_op_that_reads_as_fast_as_memory_can_is_bound_by_it(size, bound):
     assert said.text.count(bound) == 1
 
 
+@pytest.mark.parametrize(("size", "words"), [(2_700_000, None), (3_000_000, "for 600 ns in all bytes land faster")])
+def test_what_lands_faster_than_the_ceiling_is_shown_and_said(size, words):
+    """up reads ``size`` bytes in 600 ns, evenly: 4.5 or 5 TB/s; the ceiling of the H200 is 4.55."""
+    found = ANALYSES["occupancy"].find(Reading.of_source(store_of_steps(waits((size, 0)), label="measured on NVIDIA H200")))
+    said = [note for note in found.remarks if "ceiling" in note]
+    assert len(said) == bool(words) and found.figures["read"] == size
+    if words:
+        assert said[0].startswith(words) and "5,000 GB/s" in said[0]
+
+
 def test_what_other_ops_read_at_the_same_time_counts_before_memory_is_acquitted():
     """up reads 1 MB in 0..600, other 2.2 MB in 300..900: 1.1 MB of it while up runs."""
     builder = GraphBuilder("beside", ("up", "other"))
