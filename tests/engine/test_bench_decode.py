@@ -134,12 +134,12 @@ def test_launches_in_turn_and_their_ratio():
 
 
 def test_the_longest_chain_by_hand():
-    """Two chains a -> b -> d and a -> d; c apart."""
+    """0 -> 1 -> 3 by way of counter b, which task 2, that waits for nobody, raises after 1; and 0 -> 3."""
     g = GraphBuilder("chain", ("op",))
     a, b = g.counter("a"), g.counter("b")
     g.task("op", raises=[a])
     g.task("op", waits=[a], raises=[b])
-    g.task("op")
+    g.task("op", raises=[b])
     g.task("op", waits=[a, b])
     assert longest_chain(g.build()) == 3
 
