@@ -64,6 +64,16 @@ def test_the_head_does_a_row_of_each_request():
     assert of_op(graph, work, "head") == ([500], [20]) and of_op(graph, work, "qkv") == ([100, 100], [40, 40])
 
 
+def test_a_row_meets_the_keys_that_it_has():
+    """Rows at positions 9 and 24 in blocks of 16 keys: 10 and 25 keys in one and two blocks, 35 of 48."""
+    b = GraphBuilder("keys", ["attention"], {"rows": 2, "keys": {"attention": 16}})
+    for tile in range(4):  # two rows, two blocks each
+        b.task("attention", layer=0, tile=tile, bytes=480, flops=960)
+    info = StepInfo(0, 0, 0, 100, [Row(0, 0, 9, 0, "decode"), Row(1, 1, 24, 0, "decode")])
+    work = Work.of(b.build(), info, np.array([True, False, True, True]))
+    assert work.bytes.tolist() == [350, 0, 350, 350] and work.flops.tolist() == pytest.approx([700, 0, 700, 700])
+
+
 def test_a_step_that_does_not_say_its_rows_does_what_the_graph_counts():
     graph = layer()
     ran = np.ones(len(graph), bool)
