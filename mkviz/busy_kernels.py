@@ -127,11 +127,18 @@ def add_landings(times, ptr, task, flags, fill, claim, begin, publish, first, st
             t, i = times[TASK, k], np.int64(times[ROW, k])
             latest = max(latest, seen[k - a])
             if fill[i] > 0 or flags[i] & FLAG_BYTES_LAST != 0:
+                reading = min(before + fill[i] * (ring / 16), np.float64(size))
                 n += 1
-                x[n], y[n] = times[BEGIN, k], max(y[n - 1], min(before + fill[i] * (ring / 16), np.float64(size)))
+                place = n
+                while x[place - 1] == times[BEGIN, k] and y[place - 1] > reading:  # of several at once the least first
+                    x[place], y[place] = x[place - 1], y[place - 1]
+                    place -= 1
+                x[place], y[place] = times[BEGIN, k], reading
             before += size_of[t]
         n += 1
         x[n], y[n] = latest, size
+        for k in range(1, n):
+            y[k] = max(y[k], y[k - 1])
         late, near, after = 0, 0, np.int64(0)
         for k in range(a, z):  # tasks that would end before their bytes are there
             after += size_of[times[TASK, k]]
@@ -145,7 +152,7 @@ def add_landings(times, ptr, task, flags, fill, claim, begin, publish, first, st
                 late += 1
         then, there, i, j = x[0], y[0], 1, 0
         while i <= n or j < late:
-            if j < late and (i > n or late_x[j] <= x[i]):
+            if j < late and (i > n or late_x[j] < x[i] or (late_x[j] == x[i] and late_y[j] < y[i])):
                 now, here = late_x[j], max(there, late_y[j])
                 j += 1
             else:

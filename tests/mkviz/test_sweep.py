@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from mkviz.hop_sums import KEYS
 from mkviz.hops import hops
 from mkviz.policies import make_schedule
 from mkviz.protocols import StepInfo
+from mkviz.record import FLAG_BYTES_LAST
 from mkviz.schedule import Schedule
 from mkviz.simulator import simulate
 from mkviz.store import LiveStore
@@ -216,6 +218,42 @@ def test_steps_without_a_graph_and_no_steps(tmp_path, monkeypatch):
         same_blame(swept(monkeypatch, blame_steps, graphless), blame_steps(graphless))
         one_by_one, found = occupancy(graphless), swept(monkeypatch, occupancy, graphless)
         assert found.busy.tolist() == one_by_one.busy.tolist() and found.notes == one_by_one.notes
+
+
+@pytest.mark.parametrize("steps", [150, pytest.param(3000, marks=pytest.mark.slow)])
+def test_records_of_any_times(tmp_path, steps, monkeypatch):
+    """Short steps in which everything happens at the same time, out of order or twice."""
+    rng = np.random.default_rng(steps)
+    graph = random_graph(4, layers=2, width=3)
+    with TraceWriter(tmp_path / "t.mkt", kind="imported") as writer:
+        writer.graph(0, graph, Schedule.from_lists([[] for _ in range(3)], range(len(graph))))
+        for number in range(steps):
+            task = rng.permutation(np.append(np.arange(len(graph)), rng.integers(0, len(graph), 2)))
+            times = [np.sort(rng.integers(0, 40, 3)) for _ in task] if number % 3 else list(rng.integers(0, 40, (len(task), 3)))
+            rows = [
+                (
+                    int(t),
+                    int(rng.integers(3)),
+                    int(rng.integers(0, 40)),
+                    int(ready),
+                    int(end),
+                    int(end + rng.integers(0, 9)),
+                    FLAG_BYTES_LAST * int(rng.integers(2)),
+                    int(claim),
+                )
+                for t, (claim, ready, end) in zip(task, times, strict=True)
+            ]
+            events = step_of(graph, 3, rows, 0, 40).events
+            events["step"], events["fill"] = number, rng.integers(0, 3, len(events)) * 7
+            writer.step(StepInfo(number, 0, 0, 40), events)
+    trace = Trace.open(tmp_path / "t.mkt")
+    same_waits(swept(monkeypatch, hops, trace), hops(trace))
+    same_blame(swept(monkeypatch, blame_steps, trace), blame_steps(trace))
+    one_by_one, found = tails(trace), swept(monkeypatch, tails, trace)
+    assert found.waves.tolist() == one_by_one.waves.tolist() and found.finishers.tolist() == one_by_one.finishers.tolist()
+    one_by_one, found = (analysis(trace, None, 40, SMALL) for analysis in (occupancy, partial(swept, monkeypatch, occupancy)))
+    assert found.busy.tolist() == one_by_one.busy.tolist()
+    assert found.bytes == pytest.approx(one_by_one.bytes, rel=1e-6, abs=1e-6 * one_by_one.read)
 
 
 def _all(trace):
