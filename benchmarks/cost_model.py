@@ -88,9 +88,10 @@ def figures_of(found: Judged) -> dict:
     for kind in told["kinds"]:
         ops = [op for op in told["ops"] if (op["rows"], op["prefill"]) == (kind["rows"], kind["prefill"])]
         whole = sum(op["recorded"] for op in ops)
-        kinds.append({**kind, "error": round(kind["error"], 4), "ops": {
+        ns = {name: round(kind[name]) for name in ("recorded", "predicted")}
+        kinds.append({**kind, **ns, "error": round(kind["error"], 4), "ops": {
             op["op"]: round(op["error"], 3) for op in ops if op["recorded"] >= 0.01 * whole}})  # fmt: skip
-    return {"kinds": kinds, "costs": told["costs"], "notes": told["notes"]}
+    return {"fitted": told["fitted"], "kinds": kinds, "notes": told["notes"]}
 
 
 def show(name: str, found: Judged) -> dict:

@@ -47,7 +47,8 @@ class Work:
         share = min(1.0, rows / full)
         routed: dict[int, dict[int, int]] = {}
         for layer, slot, _, count in routes:
-            routed.setdefault(layer, {})[slot] = count
+            if count:  # older recordings name slots without saying how many rows they had: that tells nothing
+                routed.setdefault(layer, {})[slot] = count
         group = graph.layer.astype(np.int64) * len(graph.ops) + graph.op
         _, group = np.unique(group, return_inverse=True)
         for tasks in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
@@ -55,7 +56,7 @@ class Work:
             of_slots = graph.meta.get("slot_bytes", {}).get(op, 0)
             if given and of_slots:
                 slots = len(np.unique(graph.slot[(graph.layer == graph.layer[tasks[0]]) & (graph.slot >= 0)]))
-                size[tasks] = np.rint(size[tasks] * (1 - of_slots * (1 - len(given) / slots)))
+                size[tasks] = np.rint(size[tasks] * (1 - of_slots * max(0.0, 1 - len(given) / slots)))
             if keys and (block := graph.meta.get("keys", {}).get(op)):
                 part = sum(keys) / sum(-(-n // block) * block for n in keys)
                 size[tasks], flops[tasks] = np.rint(size[tasks] * part), flops[tasks] * part

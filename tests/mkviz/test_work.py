@@ -56,6 +56,10 @@ def test_slots_do_what_was_routed_to_them():
     assert of_op(graph, work, "up") == ([30] * 6 + [0, 0], [15, 15, 10, 10, 5, 5, 0, 0])
     # 3 of 4 slots were read, which are 0.8 of the bytes, and all of the shared expert
     assert of_op(graph, work, "down") == ([800], [300])
+    # 8 tasks of 10 flops are 80 for 4 rows, of which 3/4 are done by the 6 that ran
+    work = Work.of(graph, step(3, routes=[(0, slot, 7, 0) for slot in range(4)]), ran)
+    assert of_op(graph, work, "up") == ([30] * 6 + [0, 0], [10] * 6 + [0, 0])
+    assert of_op(graph, work, "down") == ([1000], [300])
 
 
 def test_the_head_does_a_row_of_each_request():
