@@ -14,11 +14,12 @@ from mkviz.report import sides
 
 if TYPE_CHECKING:
     from mkviz.dashboard.hub import Hub
+    from mkviz.protocols import Source
 
 BY = ("op", "layer", "sm", "step")
 DEFAULTS = {
     "accounting": {"by": "op"},
-    "whatif": {"change": "kernel_per_op", "value": ""},
+    "whatif": {"change": "kernel_per_op", "value": "", "judge": ""},
     "diff": {"with": "", "steps_b": ""},
 }
 """Of the analyses that can be asked with something, by the names that it has in the page's address."""
@@ -34,6 +35,9 @@ def fields(name: str, values: dict[str, str], sources: list[str]) -> list[dict]:
         found = [{"name": "change", "label": "what if", "value": values["change"], "options": kinds}]
         if like := CHANGES[values["change"]].like:
             found.append({"name": "value", "label": "", "value": values["value"], "like": f"like {like}"})
+        if values["change"] == "rows":
+            options = [["", "this source"], *([source, source] for source in sources)]
+            found.append({"name": "judge", "label": "judged on", "value": values["judge"], "options": options})
         return found
     if name == "diff":
         options = [["", "the same source"], *([source, source] for source in sources)]
@@ -66,7 +70,8 @@ def find(name: str, reading: Reading, values: dict[str, str], hub: Hub) -> Findi
         value = values["value"]
         if not value and values["change"] == "faster":
             value = f"{_largest(reading)}=2"
-        return analysis.find(reading, values["change"], value)
+        judge = _other(values["judge"], hub) if values["change"] == "rows" and values["judge"] else None
+        return analysis.find(reading, values["change"], value, judge)
     if name == "diff":
         return analysis.find(*_sides(reading, values["with"], values["steps_b"], hub))
     return analysis.find(reading)
@@ -75,10 +80,15 @@ def find(name: str, reading: Reading, values: dict[str, str], hub: Hub) -> Findi
 def _sides(reading: Reading, other: str, steps: str, hub: Hub) -> tuple[Reading, Reading]:
     if not other:
         return (reading, reading.only(steps)) if steps else sides(reading)
-    source = hub.source(other)
+    return reading, Reading.of_source(_other(other, hub), steps)
+
+
+def _other(name: str, hub: Hub) -> Source:
+    """Raises MkvizError for a source that is not there."""
+    source = hub.source(name)
     if source is None:
-        raise MkvizError(f"there is no source {other!r}", "one of those to choose from")
-    return reading, Reading.of_source(source, steps)
+        raise MkvizError(f"there is no source {name!r}", "one of those to choose from")
+    return source
 
 
 def _largest(reading: Reading) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mkviz.costs_judge import Judged
 from mkviz.dashboard.units import duration
 from mkviz.errors import MkvizError
-from mkviz.findings.finding import Finding
+from mkviz.findings.finding import Finding, rows_of
 from mkviz.policies import POLICIES
 from mkviz.reading import Reading
 from mkviz.table import Table
@@ -51,11 +52,11 @@ def change_of(name: str, value: str) -> dict[str, Any]:
         raise MkvizError(f"{kind.words}: {value!r}", f"a value like {kind.like}") from None
 
 
-def of_whatif(reading: Reading, name: str = "kernel_per_op", value: str = "") -> Finding:
-    """Of the step of median time among those asked for."""
+def of_whatif(reading: Reading, name: str = "kernel_per_op", value: str = "", judge=None) -> Finding:
+    """Of the step of median time among those asked for; ``judge``: a source to judge the costs by op on."""
     if reading.one is None:
         raise MkvizError("each of these steps lost records: none can be replayed", "steps that are whole")
-    found = whatif(reading.snapshot_or_trace(), reading.one, reading.machine, **change_of(name, value))
+    found = whatif(reading.snapshot_or_trace(), reading.one, reading.machine, judge, **change_of(name, value))
     p = found.predictions[0]
     recorded, before, after = map(duration, (p.fitted.step.makespan, p.before_ns, p.after.makespan))
     error, change = f"{p.fitted.error:+.2%}".replace("-", "−"), f"{p.change:+.1%}".replace("-", "−")
@@ -69,9 +70,25 @@ def of_whatif(reading: Reading, name: str = "kernel_per_op", value: str = "") ->
     if found.held_out:
         others = ", ".join(f"{error:+.1%} on step {step}" for step, error in found.held_out)
         notes.append(f"costs by op alone, on steps that they were not fitted to, are off by {others}")
-    label = f"simulated from: {reading.label}"
-    return Finding(label, answer, [lambda dark: _relabelled(found, dark)], {"on the blame path": table}, notes, {},
-                   found.to_json())  # fmt: skip
+    label, tables = f"simulated from: {reading.label}", {"on the blame path": table}
+    plots = [lambda dark: _relabelled(found, dark)]
+    if (judged := found.judged) is not None:
+        plots.append(judged.plot)
+        tables |= {f"costs by op, judged on {judged.on}": _kinds(judged), "math of each op": _ops(judged)}
+    return Finding(label, answer, plots, tables, notes, {}, found.to_json())
+
+
+def _kinds(judged: Judged) -> Table:
+    """Steps that the costs were not fitted to, by kind."""
+    table = Table({"rows": "", "of prefill": "", "steps": "", "recorded": "ns", "predicted": "ns", "error": "of 1"})
+    table.values.extend(rows_of(judged.frame(), "rows", "prefill", "steps", "recorded", "predicted", "error"))
+    return table
+
+
+def _ops(judged: Judged) -> Table:
+    table = Table({"rows": "", "op": "", "recorded": "ns", "predicted": "ns", "error": "of 1"})
+    table.values.extend(rows_of(judged.frame("op"), "rows", "op", "recorded", "predicted", "error"))
+    return table
 
 
 def _relabelled(found, dark: bool):

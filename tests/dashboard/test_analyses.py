@@ -222,6 +222,9 @@ def test_forms():
     assert [f["name"] for f in fields("whatif", {"change": "kernel_per_op", "value": ""}, [])] == ["change"]
     assert fields("whatif", {"change": "sms", "value": "64"}, [])[1]["value"] == "64"
     assert fields("tails", {}, []) == []
+    asked = fields("whatif", {"change": "rows", "value": "8", "judge": "b"}, ["a", "b"])
+    assert [f["name"] for f in asked] == ["change", "value", "judge"] and asked[2]["value"] == "b"
+    assert [words for _, words in asked[2]["options"]] == ["this source", "a", "b"]
     assert [words for _, words in fields("diff", DEFAULTS["diff"], ["b"])[0]["options"]] == ["the same source", "b"]
     old = {"change": "faster", "value": "qkv=2"}
     assert settle("whatif", old, {"change": "sms", "value": "qkv=2"}) == {"change": "sms", "value": ""}

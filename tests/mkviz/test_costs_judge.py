@@ -12,8 +12,10 @@ from mkviz.cli import main
 from mkviz.costs import Costs
 from mkviz.costs_judge import judge
 from mkviz.errors import MkvizError
+from mkviz.findings import ANALYSES
 from mkviz.graph import GraphBuilder
 from mkviz.protocols import Row, StepInfo
+from mkviz.reading import Reading
 from mkviz.schedule import Schedule
 from mkviz.simulator import simulate
 from mkviz.store import LiveStore
@@ -132,6 +134,14 @@ def test_a_prediction_of_a_batch_is_judged_on_that_batch():
     assert whatif(steps((1, 1), (2, 2), (4, 4)), 0, rows=3).predictions[0].after.events["task"].size == 6  # in a graph of 4
     with pytest.raises(MkvizError, match="no graph for 9 rows; 1 to 2"):
         whatif(steps((1, 1), (2, 2)), 0, rows=9)
+
+
+def test_a_page_shows_what_it_was_judged_on():
+    found = ANALYSES["whatif"].find(Reading.of_source(steps((1, 1), (2, 2), (2, 2))), "rows", "8", steps((8, 8), late=1000))
+    (kind,), ops = found.tables["costs by op, judged on measured (cpu)"].values, found.tables["math of each op"].values
+    assert kind[:5] == [8, 0, 1, 17849, 14849] and kind[5] == pytest.approx(14849 / 17849 - 1)
+    assert [row[1] for row in ops] == ["up", "down", "head"] and ops[0][2:4] == [12100, 10100]
+    assert len(found.plots) == 2 and found.plots[1](True).title.text.endswith("costs by op, out of sample")
 
 
 def test_traces_of_other_models_or_machines_are_refused():
