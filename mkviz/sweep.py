@@ -73,6 +73,8 @@ class Sweep:
         table = trace.table("steps", names)
         found = {name: table[name].to_numpy().astype(np.int64) for name in names}
         order = np.argsort(found["step"], kind="stable")
+        order = order[np.append(np.diff(found["step"][order]) > 0, True)[: len(order)]]  # of a step that is told twice the last
+        self._all = steps is None
         if steps is not None:
             wanted = np.unique(np.atleast_1d(np.asarray(steps, np.int64)))
             if len(missing := np.setdiff1d(wanted, found["step"])):
@@ -115,6 +117,7 @@ class Sweep:
     def _part(self, trace: Trace, rows: range, names: list[str], worker: W) -> W:
         number = self.table["step"]
         row, span = rows.start, (int(number[rows[0]]), int(number[rows[-1]]))
+        last = span[0] - 1
         for columns in _whole_steps(trace.columns(names, span)):
             step = columns["step"]
             starts = np.flatnonzero(np.append(True, step[1:] != step[:-1]))
@@ -122,9 +125,12 @@ class Sweep:
                 while row < rows.stop and number[row] < step[first]:
                     worker.add(self._step(row, NO_RECORDS, 0, 0))
                     row += 1
-                if row < rows.stop and number[row] == step[first]:  # else nobody asked for it
+                if row < rows.stop and number[row] == step[first]:
                     worker.add(self._step(row, columns, first, stop))
                     row += 1
+                elif self._all or step[first] <= last:  # else nobody asked for it
+                    raise trace.disordered(int(step[first]))
+                last = step[first]
         for rest in range(row, rows.stop):
             worker.add(self._step(rest, NO_RECORDS, 0, 0))
         return worker

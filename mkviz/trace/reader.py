@@ -163,6 +163,8 @@ class Trace:
         infos = {info.step: info for info in self.infos()}
         none = np.zeros(0, EVENT)
         for step, events in _by_step(self.batches(selection)):
+            if step not in infos:
+                raise self.disordered(step)
             while (first := next(iter(infos))) < step:
                 info = infos.pop(first)
                 if selection.has_step(info):
@@ -254,6 +256,11 @@ class Trace:
         except (OSError, pa.ArrowException) as error:
             name = next(n for n, f in self._files.items() if f is file)
             raise self._damaged(name, error) from error
+
+    def disordered(self, step: int) -> MkvizError:
+        """For records of a step that came already, comes too late or is not in the table of steps."""
+        return MkvizError(f"trace {self.path}: records of step {step} are not where its table of steps has them",
+                          "write steps ascending, each once")  # fmt: skip
 
     def _damaged(self, name: str, error: Exception) -> MkvizError:
         return MkvizError(f"trace {self.path}: segment {name} is damaged ({str(error).splitlines()[0]})", "get the trace again")

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 from random_graphs import random_graph
 from step_makers import SMALL, step_of
+from test_accounting import graph as graph_by_hand
 from test_broken_traces import CASES, tell
 from test_tally import capture
 
@@ -307,6 +309,27 @@ def test_the_error_of_a_sink_or_a_damaged_trace_comes_through(trace, monkeypatch
     for ask in (lambda: Trace.open(trace.path).replay(LiveStore()), lambda: swept(monkeypatch, tails, trace.path)):
         with pytest.raises(MkvizError, match=r"records-\d+.parquet is damaged"):
             ask()
+
+
+@pytest.mark.parametrize("order", [(5, 3), (3, 5, 3), (3, 3, 5)])
+def test_steps_out_of_order(order, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # a part of one step reads no others
+    graph, (records, info) = graph_by_hand(), CASES["sound"][0][0]
+    with TraceWriter(tmp_path / "t.mkt", kind="imported") as writer:
+        writer.graph(0, graph, Schedule.from_lists([[0, 1], [2, 3]]))
+        for number in order:
+            events = records.copy()
+            events["step"] = number
+            writer.step(replace(info, step=number), events)
+    trace = Trace.open(tmp_path / "t.mkt")
+    if order == (3, 3, 5):  # as one, of which records come twice
+        one_by_one, found = tails(trace), swept(monkeypatch, tails, trace)
+        assert found.waves.tolist() == one_by_one.waves.tolist() and found.faults == one_by_one.faults
+        assert found.faults["repeated"] == len(records)
+        return
+    for ask in (tails, partial(swept, monkeypatch, tails), partial(swept, monkeypatch, tails, steps=[3, 5])):
+        with pytest.raises(MkvizError, match=r"records of step 3 are not where its table of steps has them; write steps asc"):
+            ask(trace)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 50])
