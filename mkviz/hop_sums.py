@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ EXPOSED, HOP, SLACK = range(3)  # of powers
 POWERS = 63
 BLOCK = 256  # bins of as many ns each; a time has its nine highest bits in its bin, so that no bin is wider than 1/256 of it
 BLOCKS = POWERS - 7  # from 0, 256, 512, 1024, ... ns on
+MOST_BYTES = 1 << 31  # of the sums of all threads together
 NEVER = np.iinfo(np.int64).max
 
 
@@ -97,7 +99,9 @@ def hop_sums(trace: Trace, steps=None) -> tuple[HopSums, Faults]:
     """Of all steps without lost records, or of some of them.  Raises MkvizError as ``hops`` does."""
     sweep, kinds = Sweep(trace, steps), {}
     plans = {i: _Plan(graph, kinds) for i, (graph, _) in sweep.graphs.items()}
-    workers = sweep.run(lambda: _Adder(sweep, plans, len(kinds)), ("ready", "publish"))
+    of_worker = 8 * max(len(kinds), 1) * (5 + 6 * POWERS + BLOCKS)
+    threads = max(1, min(os.cpu_count() or 1, MOST_BYTES // of_worker))  # kinds may be many, and so may cores
+    workers = sweep.run(lambda: _Adder(sweep, plans, len(kinds)), ("ready", "publish"), threads)
     sums = workers[0].sums
     for more in workers[1:]:
         sums[:, :MOST] += more.sums[:, :MOST]
