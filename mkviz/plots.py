@@ -17,7 +17,8 @@ from mkviz import palette
 from mkviz.dashboard.theme import KIND_COLOURS, theme_of
 from mkviz.dashboard.units import duration, signed
 
-HEIGHT = 320  # px
+HEIGHT = 320  # px, without notes
+NOTE = 20  # px of each
 MOST_BARS = 40  # categories that have a bar of their own; the rest share one
 MOST_ROWS = 20  # of a waterfall
 MOST_POINTS = 4000  # steps, and outliers, that have a point of their own
@@ -41,10 +42,10 @@ def unit(most: float) -> tuple[float, str]:
 
 
 def bare(head: Head, x: str, y: str, dark: bool, height: int = HEIGHT, **options) -> figure:
-    """An empty figure with its head and axis titles."""
+    """An empty figure with its head and axis titles; notes come on top of ``height``, so that they leave the plot its own."""
     theme = theme_of(dark)
     options = {"tools": "pan,xwheel_zoom,box_zoom,reset,save", "active_scroll": None} | options
-    out = figure(height=height, sizing_mode="stretch_width", toolbar_location="right", **options)
+    out = figure(height=height + NOTE * len(head.notes), sizing_mode="stretch_width", toolbar_location="right", **options)
     for note in head.notes[::-1]:
         out.add_layout(Title(text=note, text_font_size="11px", text_font_style="normal", text_color=theme.faint), "above")
     kind = next((kind for kind in KIND_COLOURS if head.label.startswith(kind)), None)

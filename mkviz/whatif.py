@@ -84,6 +84,8 @@ class Prediction:
     def doubt(self) -> str:
         """What to say behind the change."""
         found = "" if self.told else f": not distinguishable from the error of {self.margin:.2%}"
+        if self.told and self.margin > abs(self.fitted.error):
+            found = f" (costs by op are off by up to {self.margin:.1%} out of sample)"
         for other, what in (
             (self.stalled_change, "all math of tasks that read is waiting for bytes"),
             (self.grown_change, "all math grows with the rows where nobody knows what they add"),
