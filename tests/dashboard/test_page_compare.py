@@ -37,9 +37,9 @@ def lived(shared_page):
     return shared_page
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light"])  # both where a test looks at colours
 def page(request, lived):
-    """The simulated megakernel shown, compared with nothing, in one theme and the other."""
+    """The simulated megakernel shown, compared with nothing, in a theme."""
     put_in_theme(lived, request.param)
     select(lived, "source", MEGAKERNEL)
     select(lived, "compare with", "")
@@ -71,6 +71,7 @@ def test_the_live_text_on_a_simulated_h200(page):
     stop(page)
 
 
+@pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
 def test_two_sources_on_one_time_axis(page):
     page.keyboard.press("l")  # the newest steps, whose begins are furthest apart
     box = compared(page)
@@ -156,7 +157,7 @@ def test_comparison_and_tab_survive_a_reload(page):
     page.locator("[role=tab][data-tab=steps]").click()
     shown = timeline(page)["range"]
     page.keyboard.press("[")
-    # the address may still name the range that was shown before the key, and that range may still be shown: wait until it has gone
+    # the address may name the range from before the key, which may still be shown: wait until it is not
     wait(page, f"!t.state.follow && Math.abs(t.range()[0] - {shown[0]}) > 1")
     before = timeline(page)["range"]
     page.wait_for_function("/below=simulated/.test(location.search) && /tab=steps/.test(location.search)")

@@ -1,4 +1,4 @@
-"""A past step in slow motion and event by event, light and dark, and from the page's address."""
+"""A past step in slow motion and event by event, and from the page's address."""
 
 import re
 
@@ -21,9 +21,9 @@ def until(page, condition):
     page.wait_for_function(f"Object.values(window.mkvizPlayhead ?? {{}}).some((p) => {condition})")
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=["light"])  # both where a test looks at colours
 def page(shared_page, request):
-    """The recording's first step, in one of the themes, not played."""
+    """The recording's first step, in a theme, not played."""
     page = shared_page
     page.locator("select[aria-label=source]").select_option(NORTH)
     page.keyboard.press("Escape")  # leaves a step that a test still played
@@ -59,6 +59,7 @@ def test_play_pause_and_leave(page, request):
     page.wait_for_function("!location.search.includes('play=')")
 
 
+@pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
 def test_the_line_is_where_the_time_is_and_fades_the_rest(page):
     page.keyboard.press("ArrowRight")  # plays nothing, goes to the first event
     page.locator(PLAYED).wait_for()

@@ -1,4 +1,4 @@
-"""Sub-lanes per role, SMs in view, the ring's fill, slack: on a recording of an H200, light and dark."""
+"""Sub-lanes per role, SMs in view, the ring's fill, slack: on a recording of an H200."""
 
 import re
 
@@ -25,9 +25,9 @@ def image_rows(page, rows):
     )
 
 
-@pytest.fixture(params=["light", "dark"])
-def page(shared_page, request):
-    """The recording, whole, one lane an SM, nothing pinned, in one of the themes."""
+@pytest.fixture
+def page(shared_page):
+    """The recording, whole, one lane an SM, nothing pinned, in the dark theme."""
     page = shared_page
     page.locator("select[aria-label=source]").select_option(NORTH)
     page.mouse.move(5, 5)
@@ -36,7 +36,7 @@ def page(shared_page, request):
     if page.locator("[data-do=roles][aria-pressed=true]").count():
         page.click("[data-do=roles]")
     page.locator("[data-do=roles][aria-pressed=false]").wait_for()
-    put_in_theme(page, request.param)
+    put_in_theme(page, "dark")
     page.locator("button[data-mode=op]").focus()
     page.keyboard.press("f")
     wait(page, "!t.state.follow && Math.abs(t.range()[0] - t.state.lo) < 1 && Math.abs(t.range()[1] - t.state.hi) < 1")
