@@ -1,5 +1,6 @@
 """What-if of measured steps: costs fitted to their records, how far predictions hold, and what is refused."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,16 +12,20 @@ from test_simulator import JOIN_LISTS, TOY, join
 from test_whatif import AFTER, moved, parts, source, spans
 
 from mkviz.accounting import account
+from mkviz.cli import main
 from mkviz.costs import Costs
 from mkviz.costs_fit import fit_step
 from mkviz.errors import MkvizError
+from mkviz.findings import ANALYSES
 from mkviz.graph import GraphBuilder
 from mkviz.policies import make_schedule
 from mkviz.protocols import StepInfo
+from mkviz.reading import Reading
 from mkviz.schedule import Schedule
 from mkviz.simulator import simulate
 from mkviz.step_records import steps_of
 from mkviz.store import LiveStore
+from mkviz.trace import TraceWriter
 from mkviz.whatif import whatif
 from mkviz.whatif_case import Case
 from mkviz.whatif_change import Change
@@ -91,6 +96,26 @@ def test_a_step_that_cannot_be_replayed_is_not_predicted():
     # down begins 100 before what it waits for was published: no replay can do that.  85 to 145 in the record, 135 to 195 in it.
     with pytest.raises(MkvizError, match=r"recorded 150 ns, replayed unchanged 200 ns, error \+33.3%, beyond 5%"):
         whatif(measured((30, 130), (85, 145)), machine=PLAIN, faster={"down": 2})
+
+
+def test_a_page_and_the_command_refuse_it_too(tmp_path, capsys):
+    """Without a measured machine, as on a page of a source that names none."""
+    words = r"recorded 150 ns, replayed unchanged 200 ns, error \+33.3%, beyond 5%"
+    of = measured((30, 130), (85, 145))
+    with pytest.raises(MkvizError, match=words):
+        ANALYSES["whatif"].find(Reading.of_source(of), "faster", "down=2")
+    writer = TraceWriter(tmp_path / "early.mkt", kind="measured", device="cpu")
+    graph, schedule = of.graphs[0]
+    writer.graph(0, graph, schedule)
+    (step,) = steps_of(of)
+    writer.step(StepInfo(7, 0, 0, step.end), step.events)
+    writer.close()
+    for options in (["--faster", "down=2"], ["--faster", "down=2", "--json"], ["--rows", "1"]):
+        assert main(["whatif", str(tmp_path / "early.mkt"), *options]) == 2
+        told = capsys.readouterr()
+        assert not told.out and re.search(words, told.err)
+    assert main(["whatif", str(tmp_path / "early.mkt"), "--judge", str(tmp_path / "early.mkt")]) == 2
+    assert "is replayed within 5%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
