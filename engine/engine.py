@@ -86,6 +86,7 @@ class Engine:
                  step_timeout: float = 300.0, trace: bool = True, lossless: bool = False, **options):  # fmt: skip
         shape = model if isinstance(model, ModelConfig) else None
         directory = resolve_model(None if shape else model)
+        self.directory = directory
         self.model = shape.family if shape else directory.name if model else "demo"
         self.config = (shape or load_config(directory)).within(context)
         self.tokenizer = Tokenizer.open(directory, self.config.vocab)

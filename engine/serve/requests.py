@@ -158,7 +158,7 @@ class Generating(Strict):
     model: str
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0, description="0 is greedy; 1 when absent.")
+    temperature: float | None = Field(None, ge=0, description="0 is greedy; the model's own default, else 1, when absent.")
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, description="0 or -1 keeps every token.")
     min_p: float | None = Field(None, ge=0, le=1)

@@ -7,6 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
+from engine.defaults import sampling_defaults
 from engine.engine import Engine
 from engine.sampling import SamplingParams
 from engine.serve.answers import Head, Model, TopLogprob
@@ -37,6 +38,7 @@ class Service:
         self.engine, self.settings = engine, settings
         self.names = (engine.model, *settings.served_name)
         self.created = int(time.time())
+        self.defaults = sampling_defaults(engine.directory) if settings.generation_config else {}
         self.format = choose_format(settings.format, engine.tokenizer)
         self.grammars = Grammars(engine.tokenizer, engine.config.vocab, engine.config.eos)
         self.special = {i for i, token in engine.tokenizer.backend.get_added_tokens_decoder().items() if token.special}
@@ -72,7 +74,8 @@ class Service:
     # -- a request ------------------------------------------------------------------------------------------------------
 
     def params(self, body: Generating, count: int, **more) -> list[SamplingParams]:
-        """Sampling of ``count`` choices as the request says, with the API's defaults and ``more``.
+        """Sampling of ``count`` choices as the request says, else as the model's makers do, else by the API's defaults; and
+        ``more``.
 
         Raises :class:`ApiError`.
         """
@@ -81,14 +84,17 @@ class Service:
             for name in ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos")
             if (value := getattr(body, name)) is not None
         }
+        given = self.defaults | given
+        for name, default in (("temperature", 1.0), ("top_k", 0)):
+            value = getattr(body, name)
+            given[name] = self.defaults.get(name, default) if value is None else value
+        given["top_k"] = max(given["top_k"], 0)  # -1, too, is the API's word for all
         vocab = self.engine.config.vocab
         for name, tokens in (("logit_bias", body.logit_bias or ()), ("stop_token_ids", body.stop_token_ids or ())):
             if beyond := [t for t in tokens if not 0 <= int(t) < vocab]:
                 raise ApiError(400, f"{name}: token {beyond[0]}; 0 to {vocab - 1}", param=name, code="invalid_value")
         try:
             params = SamplingParams(
-                temperature=1.0 if body.temperature is None else body.temperature,
-                top_k=max(body.top_k or 0, 0),
                 seed=secrets.randbits(64) if body.seed is None else body.seed % (1 << 64),
                 logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
                 stop=body.stops,

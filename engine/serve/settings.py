@@ -55,6 +55,9 @@ class Settings:
     shutdown_deadline: float = _setting(30.0, "seconds that running requests have to finish after SIGTERM", low=0)
     format: str = _setting("auto", "how the model writes tool calls and reasoning; auto goes by its chat template",
                            choices=("auto", "cmd3", "cmd4", "hermes", "llama", "plain"))  # fmt: skip
+    generation_config: bool = _setting(
+        True, "sample as the model's generation_config.json says where a request does not; otherwise by the API's own defaults"
+    )
     log_format: str = _setting("human", "human, or json: one object a line", choices=("human", "json"))
     trace: bool = _setting(True, "record every task, so that a dashboard can attach")
     attach: bool = _setting(True, "open a local socket, for this user alone, that mkviz view --attach shows the server by")
