@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mkviz.store import Snapshot
     from mkviz.trace import Trace
 
+COMPILED = 1 << 17  # records of a trace: beyond, loading what is compiled for them pays
 HELD = np.dtype([(name, "<i8") for name in ("step", "makespan", "critical", "bytes", *CAUSES)])
 """A step: what ``Blame`` has of it; ``critical`` -1: not known; ns of its path by cause, together its makespan."""
 
@@ -86,7 +87,7 @@ def blame_steps(source: Snapshot | Source | Trace | str | Path, steps=None, mach
 
         source = Trace.open(source)
     refuse_thinned(source)
-    held, path, waits, faults = (_swept if is_large(source, steps) else _one_by_one)(source, steps)
+    held, path, waits, faults = (_swept if is_large(source, steps, COMPILED) else _one_by_one)(source, steps)
     if (together := sum(held["makespan"].tolist())) > MOST_NS:
         raise MkvizError(f"{len(held)} steps of {together} ns", "fewer steps, of 2^63 ns together")
     notes = faults.notes(lost="unknown as a whole")

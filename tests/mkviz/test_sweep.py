@@ -48,6 +48,7 @@ def swept(monkeypatch, analysis, *args, **options):
     with monkeypatch.context() as patch:
         patch.setattr(accounting, "LARGE", 0)
         patch.setattr(mkviz.hops, "MOST_KEPT", 0)
+        patch.setattr(mkviz.blame_steps, "COMPILED", 0)
         return analysis(*args, **options)
 
 
