@@ -151,8 +151,9 @@ def judge_costs(costs: OpCosts, fitted: list[FittedStep], of: Replayable, on: Re
             left += 1
     if not found:
         raise MkvizError(f"no step of {on.label!r} has only ops that ran in {of.label!r}", "traces of the same model")
-    notes = [f"{left} steps have ops that the costs are not fitted to and are left out"] if left else []
-    return Judged(of.label, on.label, costs, kinds_of(fitted, of), found, [*notes, *flops_notes(costs)])
+    notes = [*of.left_out(), *(on.left_out() if on is not of else [])]
+    notes += [f"{left} steps have ops that the costs are not fitted to and are left out"] if left else []
+    return Judged(of.label, on.label, costs, kinds_of(fitted, of), found, notes + flops_notes(costs))
 
 
 def kinds_of(steps: list[FittedStep], of: Replayable) -> list[tuple[int, int, int]]:

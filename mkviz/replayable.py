@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BOUND = 0.05  # error of the unchanged replay, as a share of the recorded step, beyond which nothing is predicted
 NEAR = 6  # steps nearest to the median time of their kind that stand for it
+MOST_KINDS = 16  # that are stood for: those with most steps
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,21 @@ class Replayable:
         return infos[ns.index(int(np.percentile(ns, 50, method="inverted_cdf")))].step
 
     def near_medians(self, infos: list[StepInfo] | None = None, most: int = NEAR) -> list[StepInfo]:
-        """Of each kind of step (graph, rows, rows of prefill) among ``infos`` (default: all whole ones) the ``most`` whose
-        times are nearest to its median, ascending."""
+        """Of each kind of step (graph, rows, rows of prefill) among ``infos`` (default: all whole ones), or of the MOST_KINDS
+        with most steps, the ``most`` whose times are nearest to its median, ascending."""
         kinds: dict[tuple, list[StepInfo]] = {}
         for info in self.whole() if infos is None else infos:
             kinds.setdefault(shape_of(info), []).append(info)
         found = []
-        for of in kinds.values():
+        for of in sorted(kinds.values(), key=len, reverse=True)[:MOST_KINDS]:
             ns = np.array([info.end - info.begin for info in of])
             found += [of[i] for i in np.argsort(np.abs(ns - np.median(ns)), kind="stable")[:most]]
         return sorted(found, key=lambda info: info.step)
+
+    def left_out(self) -> list[str]:
+        """In words, where there are more kinds of steps than are stood for."""
+        kinds = len({shape_of(info) for info in self.whole()})
+        return [f"of {kinds} kinds of steps of {self.label} the {MOST_KINDS} with most"] if kinds > MOST_KINDS else []
 
     def spread(self, used: set[int]) -> list[str]:
         """For each of these steps that has others of its shape, in words how their times differ from its."""

@@ -214,7 +214,7 @@ def whatif(source: Snapshot | Source | Trace | str | Path, steps=None, machine: 
     if wanted.rows is not None:
         most = max(of.rows(info) for info in of.infos if info.step in {step.step.step for step in known})
         graph = _of_rows(graphs, wanted.rows, found[0].case.graph)[0]
-        notes += _rows_notes(model, graph, wanted.rows, most, bool(margins))
+        notes += of.left_out() + _rows_notes(model, graph, wanted.rows, most, bool(margins))
     return WhatIf(of.label, wanted, predictions, held_out, notes, judged)
 
 

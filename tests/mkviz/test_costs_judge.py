@@ -144,6 +144,12 @@ def test_a_page_shows_what_it_was_judged_on():
     assert len(found.plots) == 2 and found.plots[1](True).title.text.endswith("costs by op, out of sample")
 
 
+def test_of_many_kinds_of_steps_those_with_most_stand_for_all():
+    found = judge(steps((1, 1), (1, 1), (2, 2), (2, 2), *((n, n) for n in range(3, 19))), steps((64, 64)))
+    assert len(found.fitted) == 16 and found.fitted[:2] == [(1, 0, 2), (2, 0, 2)]
+    assert "of 18 kinds of steps of measured (cpu) the 16 with most" in found.notes and found.worst < 1e-3
+
+
 def test_traces_of_other_models_or_machines_are_refused():
     b = GraphBuilder("other", ["else"])
     for _ in range(2):
