@@ -139,18 +139,25 @@ def judge(source, other, steps=None, other_steps=None, machine: Machine | None =
 
 
 def judge_costs(costs: OpCosts, fitted: list[FittedStep], of: Replayable, on: Replayable, steps=None) -> Judged:
-    """``fitted``: the steps of ``of`` that they were fitted to; ``steps``: those of ``on`` that they are judged on."""
+    """``fitted``: the steps of ``of`` that they were fitted to; ``steps``: those of ``on`` that they are judged on (default:
+    some that are not among these, where both are of one recording)."""
     if (of.machine is None) != (on.machine is None):
         raise MkvizError(f"{on.label!r} names {'no' if on.machine is None else 'a'} measured machine, {of.label!r} "
                          f"{'none' if of.machine is None else 'one'}", "traces of the same machine")  # fmt: skip
     found, left, infos = [], 0, {info.step: info for info in on.infos}
-    for step in on.fitted([info.step for info in on.near_medians()] if steps is None else steps):
+    if steps is None:
+        numbers = {step.step.step for step in fitted}
+        used = {(info.step, info.begin, info.end) for info in of.infos if info.step in numbers}
+        unseen = [info for info in on.whole() if (info.step, info.begin, info.end) not in used]
+        steps = [info.step for info in on.near_medians(unseen)]
+    for step in on.fitted(steps) if len(np.atleast_1d(steps)) else ():
         if costs.knows(step):
             found.append(_judged(costs, step, on.rows(infos[step.step.step])))
         else:
             left += 1
     if not found:
-        raise MkvizError(f"no step of {on.label!r} has only ops that ran in {of.label!r}", "traces of the same model")
+        what = f"no step of {on.label!r} that costs were not fitted to has only ops that ran in {of.label!r}"
+        raise MkvizError(what, "another trace of the same model")
     notes = [*of.left_out(), *(on.left_out() if on is not of else [])]
     notes += [f"{left} steps have ops that the costs are not fitted to and are left out"] if left else []
     return Judged(of.label, on.label, costs, kinds_of(fitted, of), found, notes + flops_notes(costs))

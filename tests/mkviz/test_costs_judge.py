@@ -161,6 +161,10 @@ def test_traces_of_other_models_or_machines_are_refused():
     other.step(StepInfo(0, 0, 0, result.makespan), moved(result.events, 0, 0))
     with pytest.raises(MkvizError, match="has only ops that ran"):
         judge(steps((1, 1)), other)
+    with pytest.raises(MkvizError, match="that costs were not fitted to"):
+        judge(steps((1, 1)), steps((1, 1)))  # the very step
+    found = judge(steps((1, 1), (1, 1)), steps((1, 1), (1, 1), (2, 2)))
+    assert [s.step for s in found.steps] == [2]
     on_h200 = record(LiveStore("measured on NVIDIA H200"), [(1, 1)])
     with pytest.raises(MkvizError, match="traces of the same machine"):
         judge(steps((1, 1)), on_h200)
