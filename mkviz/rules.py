@@ -5,18 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkviz.accounting import KINDS, Account, account
+from mkviz.accounting import KINDS, Account, account, is_large, refuse_thinned
 from mkviz.blame import CAUSES, blame
 from mkviz.dashboard.units import duration
 from mkviz.errors import MkvizError
 from mkviz.many_steps import times_of
-from mkviz.wave_tails import tails
+from mkviz.wave_tails import WaveTails, tails
 
 if TYPE_CHECKING:
     from mkviz.trace import Trace
@@ -33,9 +34,25 @@ class Facts:
     def __init__(self, trace: Trace, steps: np.ndarray | None = None):
         self.trace, self.steps = trace, steps
 
+    def read_large(self) -> None:
+        """Of all steps of a large capture the accounting and the waves at once, of records that are read once."""
+        from mkviz.sweep import Sweep
+        from mkviz.tally import TallySums
+        from mkviz.wave_sweep import WaveSums
+
+        refuse_thinned(self.trace)
+        sweep = Sweep(self.trace)
+        tally, (ops, waves, finishers, faults) = sweep.all_of([TallySums(sweep, full=False), WaveSums(sweep)])
+        self.account = tally.account(self.trace.label)
+        self.tails = WaveTails(self.trace.label, ops, waves, finishers, faults.counts)
+
     @cached_property
     def account(self) -> Account:
         return account(self.trace, self.steps)
+
+    @cached_property
+    def tails(self) -> WaveTails:
+        return tails(self.trace, self.steps)
 
     @cached_property
     def times(self) -> np.ndarray:
@@ -73,7 +90,7 @@ class Facts:
     @cached_property
     def wave_tail(self) -> float:
         """Idle in the tails of ops, of their SM time from begin to end."""
-        found = tails(self.trace, self.steps).by()
+        found = self.tails.by()
         if not len(found) or not found["area"][0]:
             raise MkvizError("there is no op that takes time", "a trace with whole steps")
         return float(found["tail_idle"][0] / found["area"][0])
@@ -198,6 +215,9 @@ def check_rules(trace: Trace, limits: dict[str, str | float], steps: np.ndarray 
             raise MkvizError(f"rule {name!r}", f"did you mean {near[0]!r}?" if near else f"one of {', '.join(RULES)}")
         parsed.append((RULES[name], RULES[name].parse(str(limit))))
     facts, out = Facts(trace, steps), []
+    if steps is None and is_large(trace) and any(rule.name == "max-wave-tail" for rule, _ in parsed) and len(parsed) > 1:
+        with suppress(MkvizError):  # the rules that it keeps from being checked say so
+            facts.read_large()
     for rule, limit in parsed:
         try:
             out.append(Verdict(rule, limit, float(rule.value(facts))))

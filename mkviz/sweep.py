@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -58,6 +58,24 @@ class Worker(Protocol):
 
 
 W = TypeVar("W", bound=Worker)
+
+
+class Sums(Protocol):
+    """What an analysis does with a sweep: it reads ``columns``, and puts together what its workers found."""
+
+    columns: Iterable[str]
+
+    def worker(self) -> Worker: ...
+    def found(self, workers: list) -> Any: ...
+
+
+class _Together:
+    def __init__(self, workers: list[Worker]):
+        self.workers = workers
+
+    def add(self, step: Swept) -> None:
+        for worker in self.workers:
+            worker.add(step)
 
 
 class Sweep:
@@ -113,6 +131,12 @@ class Sweep:
         apart = [Trace(self._trace.storage, self._trace.meta) for _ in parts]  # open files are not shared among threads
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(lambda trace, rows: self._part(trace, rows, columns, make()), apart, parts))
+
+    def all_of(self, analyses: Sequence[Sums], threads: int = 0) -> list:
+        """What several analyses find, of records that are read once.  Raises as ``run`` does."""
+        columns = [name for one in analyses for name in one.columns]
+        workers = self.run(lambda: _Together([one.worker() for one in analyses]), columns, threads)
+        return [one.found([worker.workers[i] for worker in workers]) for i, one in enumerate(analyses)]
 
     def _part(self, trace: Trace, rows: range, names: list[str], worker: W) -> W:
         number = self.table["step"]

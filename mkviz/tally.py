@@ -126,14 +126,26 @@ def tally(trace: Trace, steps: tuple[int, int] | None = None, full: bool = True,
     """
     number = trace.table("steps", ["step"])["step"].to_numpy()
     sweep = Sweep(trace, None if steps is None else number[(number >= steps[0]) & (number <= steps[1])])
-    columns = ["claim", "ready", *(["publish"] if full else [])]
-    if not all(len(graph.wait_counter) for graph, _ in sweep.graphs.values()):
-        columns.append("last_wait")  # it says whether there are waits where no graph does
-    workers = sweep.run(lambda: _Adder(sweep, full), columns, threads)
-    total = workers[0].total
-    for more in workers[1:]:
-        total += more.total
-    return replace(total, table=sweep.table)
+    return sweep.all_of([TallySums(sweep, full)], threads)[0]
+
+
+class TallySums:
+    """What a sweep finds for a tally."""
+
+    def __init__(self, sweep: Sweep, full: bool):
+        self._sweep, self._full = sweep, full
+        self.columns = ["claim", "ready", *(["publish"] if full else [])]
+        if not all(len(graph.wait_counter) for graph, _ in sweep.graphs.values()):
+            self.columns.append("last_wait")  # it says whether there are waits where no graph does
+
+    def worker(self) -> _Adder:
+        return _Adder(self._sweep, self._full)
+
+    def found(self, workers: list[_Adder]) -> Tally:
+        total = workers[0].total
+        for more in workers[1:]:
+            total += more.total
+        return replace(total, table=self._sweep.table)
 
 
 class _Adder:

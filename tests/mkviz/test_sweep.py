@@ -28,6 +28,7 @@ from mkviz.hops import hops
 from mkviz.policies import make_schedule
 from mkviz.protocols import StepInfo
 from mkviz.record import FLAG_BYTES_LAST
+from mkviz.rules import RULES, check_rules
 from mkviz.schedule import Schedule
 from mkviz.simulator import simulate
 from mkviz.store import LiveStore
@@ -197,6 +198,12 @@ def test_what_sums_cannot_tell(trace, monkeypatch):
     for wrong in (lambda: found.by(), lambda: found.by("role"), lambda: found.histogram(of="wait")):
         with pytest.raises(MkvizError, match="one"):
             wrong()
+
+
+def test_a_check_of_all_limits(trace, monkeypatch):
+    limits = {name: {"share": "5%", "time": "1ms"}.get(rule.kind, "1") for name, rule in RULES.items()}
+    one_by_one, found = check_rules(trace, limits), swept(monkeypatch, check_rules, trace, limits)
+    assert found == one_by_one and len({verdict.value for verdict in found}) > 8
 
 
 def test_a_step_that_is_not_there(trace, monkeypatch):
