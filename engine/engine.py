@@ -221,9 +221,7 @@ class Engine:
     def remove_sink(self, sink: Sink) -> None:
         """Hand the sink everything that has happened so far, then let go of it."""
         if self.drain is not None:
-            self.drain.poll()
-            self.drain.poll()  # the frontier trails by one reading
-            self.drain.remove_sink(sink)
+            self.drain.remove_sink(sink, settle=True)
 
     # -- the loop -------------------------------------------------------------------------------------------------------
 

@@ -112,9 +112,17 @@ class Drain:
             for graph_id, (graph, schedule) in self._graphs.items():
                 self._tell("graph", (graph_id, graph, schedule), [sink])
 
-    def remove_sink(self, sink: Sink) -> None:
-        """The sink gets nothing more; it is not closed.  Unknown or detached sinks are ignored."""
+    def remove_sink(self, sink: Sink, settle: bool = False) -> None:
+        """The sink gets nothing more; it is not closed.  Unknown or detached sinks are ignored.
+
+        With ``settle`` it gets what has happened so far first, and no token of a step that it does not get: what is told while
+        this runs waits.
+        """
         with self._lock:
+            if settle:
+                self._take_inbox()
+                for _ in range(2):  # the frontier trails by one reading
+                    self._read()
             self._sinks = [s for s in self._sinks if s is not sink]
 
     # running
@@ -137,16 +145,7 @@ class Drain:
         """Read what is new and deliver what is whole; returns the number of steps delivered."""
         with self._lock:
             self._take_inbox()
-            before = self._counts()
-            batch = self.reader.read(self.budget)
-            self.live, self._frontier = batch.live, max(self._frontier, batch.frontier)
-            self.stats.written, self.stats.lost = int(self.reader.written.sum()), int(self.reader.lost.sum())
-            self.stats.torn = int(self.reader.torn.sum())
-            self._gaps += batch.gaps
-            self._sort_in(batch.events)
-            delivered = self._deliver(self._frontier)
-            self._tell_lost(before)
-            return delivered
+            return self._read()
 
     def make_room(self) -> None:
         """Poll now, or wait for a poll that runs, if a ring is more than half full of what has not been read.
@@ -184,6 +183,18 @@ class Drain:
         return self.stats
 
     # under the lock
+
+    def _read(self) -> int:
+        before = self._counts()
+        batch = self.reader.read(self.budget)
+        self.live, self._frontier = batch.live, max(self._frontier, batch.frontier)
+        self.stats.written, self.stats.lost = int(self.reader.written.sum()), int(self.reader.lost.sum())
+        self.stats.torn = int(self.reader.torn.sum())
+        self._gaps += batch.gaps
+        self._sort_in(batch.events)
+        delivered = self._deliver(self._frontier)
+        self._tell_lost(before)
+        return delivered
 
     def _take_inbox(self) -> None:
         while self._inbox:

@@ -158,6 +158,25 @@ def test_a_removed_sink_gets_nothing_more():
     assert m.sink.calls == [("step", 0)]
 
 
+def test_a_sink_that_is_removed_once_all_is_told_gets_no_token_without_its_step(monkeypatch):
+    m = Machine()
+    m.drain.graph(0, m.graph, m.schedule)
+    m.run(0)
+    m.drain.token(TokenInfo(1, 0, 5, "a", 0, 0))
+    read, steps = m.drain.reader.read, iter((1, 2))
+
+    def meanwhile(budget):
+        """A step ends, and its token is told, during each reading."""
+        batch, step = read(budget), next(steps)
+        m.run(step)
+        m.drain.token(TokenInfo(1, step, 5, "b", step, 0))
+        return batch
+
+    monkeypatch.setattr(m.drain.reader, "read", meanwhile)
+    m.drain.remove_sink(m.sink, settle=True)
+    assert m.sink.calls == [("graph", 0), ("token", 0), ("step", 0)]
+
+
 def test_a_sink_that_raises_is_detached_and_the_others_go_on():
     m = Machine(expects_meta=False)
 
