@@ -89,7 +89,8 @@ def test_the_baseline_computes_the_same_of_the_same_keys_and_values(compared):
 
 
 def test_the_json_says_what_it_is_of(measured):
-    assert measured["command"].startswith("mkviz bench decode --backend cpu --runs 5 --batch 1 2 --context 300 30 --steps 3 --json ")
+    command = "mkviz bench decode --backend cpu --runs 5 --batch 1 2 --context 300 30 --steps 3 --json "
+    assert measured["command"].startswith(command)
     assert (measured["model"], measured["layers"], measured["backend"]) == ("demo", 9, "cpu")
     assert (measured["tracing"], measured["ceiling"]) == ("off", None)
     assert measured["memory_bytes"]["weights"] == ALWAYS + 8 * 16 * EXPERT + 2 * 256 * (2 * 9 - 8 - 8 + 8)  # and the norms
