@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,7 +33,6 @@ class Occupancy:
     ``ceiling``: bytes/s that the machine was measured to reach, None where nobody measured it.
     """
 
-    label: str
     origin: int
     edges: np.ndarray
     ops: tuple[str, ...]
@@ -42,8 +41,9 @@ class Occupancy:
     bytes: np.ndarray
     read: int
     dated: float
-    ceiling: float | None
-    faults: dict[str, int]
+    label: str = ""
+    ceiling: float | None = None
+    faults: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -91,20 +91,6 @@ class Occupancy:
         return plots.areas(self.edges, rows, [palette.READS[dark]], head, "GB/s", dark, line)
 
 
-class Binned(NamedTuple):
-    """What an :class:`Occupancy` has of the records themselves."""
-
-    origin: int
-    edges: np.ndarray
-    ops: tuple[str, ...]
-    sms: int
-    busy: np.ndarray
-    bytes: np.ndarray
-    read: int
-    dated: float
-    faults: Faults
-
-
 def occupancy(
     source: Snapshot | Source | Trace | str | Path, steps=None, bins: int = 400, machine: Machine | None = None
 ) -> Occupancy:
@@ -125,10 +111,10 @@ def occupancy(
     if is_large(source, steps):
         from mkviz.busy_sweep import binned
 
-        found = binned(source, steps, bins, ring_bytes)
+        found, faults = binned(source, steps, bins, ring_bytes)
     else:
-        found = _binned(source, steps, bins, ring_bytes)
-    notes = found.faults.notes(bytes="there is no rate", lost="left out")
+        found, faults = _binned(source, steps, bins, ring_bytes)
+    notes = faults.notes(bytes="there is no rate", lost="left out")
     try:
         refuse_thinned(source)
     except MkvizError as error:
@@ -138,10 +124,12 @@ def occupancy(
     elif found.read > found.dated:
         share = f"{1 - found.dated / found.read:.0%}"
         notes.append(f"{share} of the bytes, on SMs without a reading of the ring, count evenly while their task runs")
-    return Occupancy(label, *found[:-1], machine.bandwidth if machine else None, found.faults.counts, notes)
+    ceiling = machine.bandwidth if machine else None
+    return replace(found, label=label, ceiling=ceiling, faults=faults.counts, notes=notes)
 
 
-def _binned(source, steps, bins: int, ring_bytes: int) -> Binned:
+def _binned(source, steps, bins: int, ring_bytes: int) -> tuple[Occupancy, Faults]:
+    """What records say, and what is wrong with them."""
     ops: dict[str, int] = {}
     faults, spans, landed, bounds, sms = Faults(), [], [], [], 0
     for step in steps_of(source, steps):
@@ -163,7 +151,7 @@ def _binned(source, steps, bins: int, ring_bytes: int) -> Binned:
         for i in range(len(ops)):
             busy[i] = np.diff(until(start[op == i] - origin, stop[op == i] - origin, edges))
     read, dated = (sum(getattr(part, name) for _, part in landed) for name in ("bytes", "dated"))
-    return Binned(origin, edges, tuple(ops), sms, busy, _landed(landed, origin, edges), read, dated, faults)
+    return Occupancy(origin, edges, tuple(ops), sms, busy, _landed(landed, origin, edges), read, dated), faults
 
 
 def edges_of(origin: int, end: int, bins: int) -> np.ndarray:

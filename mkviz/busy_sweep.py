@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from mkviz.busy import Binned, edges_of
+from mkviz.busy import Occupancy, edges_of
+from mkviz.faults import Faults
 from mkviz.sweep import Lanes, Sweep, Swept, joined_faults
 from mkviz.trace import Trace
 
 
-def binned(trace: Trace, steps, bins: int, ring_bytes: int) -> Binned:
+def binned(trace: Trace, steps, bins: int, ring_bytes: int) -> tuple[Occupancy, Faults]:
     """As ``occupancy`` finds it step by step; ``ring_bytes``: of an SM's ring, 0: not known.  Raises as it does."""
     span = None
     while True:  # once again only where records lie before all steps, or after them, as the host tells of these
@@ -23,8 +24,8 @@ def binned(trace: Trace, steps, bins: int, ring_bytes: int) -> Binned:
     busy, landed = (sum(getattr(worker, name) for worker in workers) for name in ("busy", "landed"))
     read, dated = (sum(getattr(worker, name) for worker in workers) for name in ("read", "dated"))
     sms = max((sweep.graph_of(graph)[1] for graph in np.unique(sweep.table["graph"]).tolist()), default=0)
-    return Binned(span[0], edges, tuple(sweep.ops()), sms, busy, landed, read, float(dated),
-                  joined_faults(worker.lanes for worker in workers))  # fmt: skip
+    faults = joined_faults(worker.lanes for worker in workers)
+    return Occupancy(span[0], edges, tuple(sweep.ops()), sms, busy, landed, read, float(dated)), faults
 
 
 def _span(sweep: Sweep) -> tuple[int, int]:

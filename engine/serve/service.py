@@ -79,15 +79,10 @@ class Service:
 
         Raises :class:`ApiError`.
         """
-        given = {
-            name: value
-            for name in ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos")
-            if (value := getattr(body, name)) is not None
-        }
-        given = self.defaults | given
-        for name, default in (("temperature", 1.0), ("top_k", 0)):
-            value = getattr(body, name)
-            given[name] = self.defaults.get(name, default) if value is None else value
+        names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+                 "ignore_eos")  # fmt: skip
+        said = {name: value for name in names if (value := getattr(body, name)) is not None}
+        given = {"temperature": 1.0, "top_k": 0} | self.defaults | said
         given["top_k"] = max(given["top_k"], 0)  # -1, too, is the API's word for all
         vocab = self.engine.config.vocab
         for name, tokens in (("logit_bias", body.logit_bias or ()), ("stop_token_ids", body.stop_token_ids or ())):

@@ -16,7 +16,7 @@ from engine.config import load_config
 from engine.cuda import abi
 from engine.cuda.pack import fragments, gate_up, pair_rows
 from engine.cuda.program import make_program
-from engine.cuda.weights import PackedWeights, check_supported
+from engine.cuda.weights import PackedWeights
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 from mkviz.policies import make_schedule
@@ -378,34 +378,3 @@ def test_the_order_of_the_list_decides_the_storer(model):
     tasks = list(range(len(built.graph)))
     program = make_program(config, built, Schedule.from_lists([tasks, []]), packed)
     assert program.tasks["order"].tolist() == tasks and program.task_ptr.tolist() == [0, len(tasks), len(tasks)]
-
-
-# -- what is refused
-
-
-def spec(config, **changes):
-    return replace(config, layers=tuple(replace(layer, **changes) for layer in config.layers))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda c: replace(c, hidden=100), "hidden_size: 100; a multiple of 16"),
-        (lambda c: replace(c, heads=3, kv_heads=3, head_dim=24), r"heads \* head_dim: 72; a multiple of 16"),
-        (lambda c: replace(c, head_dim=24), "head_dim: 24; a multiple of 16, at most 128"),
-        (lambda c: replace(c, head_dim=144), "head_dim: 144; a multiple of 16, at most 128"),
-        (lambda c: replace(c, heads=9, kv_heads=1), "query heads per KV head: 9; at most 8"),
-        (lambda c: spec(c, width=24), "layer 0 dense width: 24; a multiple of 16"),
-        (lambda c: replace(c, shared_width=40), "shared expert width: 40; a multiple of 16"),
-        (lambda c: replace(c, experts=257), "num_experts: 257; at most 256"),
-        (lambda c: replace(c, experts=32, top_k=17), "num_experts_per_tok: 17; at most 16"),
-        (lambda c: replace(c, family="qwen3", qk_norm=True), "model_type: qwen3; a family without norms of q and k"),
-    ],
-)
-def test_what_the_kernel_cannot_honour_is_refused_by_name(tmp_path, change, message):
-    family, settings = MODELS["cohere"]
-    make_checkpoint(tmp_path, family, **settings)
-    config = load_config(tmp_path)
-    check_supported(config)
-    with pytest.raises(MkvizError, match=message):
-        check_supported(change(config))

@@ -12,7 +12,7 @@ from engine.config import load_config
 from engine.cuda import backend
 from engine.cuda.device import Device
 from engine.cuda.memory import bytes_needed, work_arrays
-from engine.cuda.weights import PackedWeights
+from engine.cuda.weights import PackedWeights, check_supported
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 
@@ -111,3 +111,28 @@ def test_activations_that_leave_no_ring(monkeypatch, config):
 def test_an_architecture_before_ampere(monkeypatch, config, tmp_path):
     monkeypatch.setenv("MKVIZ_HOME", str(tmp_path))
     assert refuse(monkeypatch, config, {"arch": 75}).startswith("GPU architecture sm_75; sm_80 or newer")
+
+
+def spec(config, **changes):
+    return replace(config, layers=tuple(replace(layer, **changes) for layer in config.layers))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: replace(c, hidden=100), "hidden_size: 100; a multiple of 16"),
+        (lambda c: replace(c, heads=3, kv_heads=3, head_dim=24), r"heads \* head_dim: 72; a multiple of 16"),
+        (lambda c: replace(c, head_dim=24), "head_dim: 24; a multiple of 16, at most 128"),
+        (lambda c: replace(c, head_dim=144), "head_dim: 144; a multiple of 16, at most 128"),
+        (lambda c: replace(c, heads=9, kv_heads=1), "query heads per KV head: 9; at most 8"),
+        (lambda c: spec(c, width=24), "layer 0 dense width: 24; a multiple of 16"),
+        (lambda c: replace(c, shared_width=40), "shared expert width: 40; a multiple of 16"),
+        (lambda c: replace(c, experts=257), "num_experts: 257; at most 256"),
+        (lambda c: replace(c, experts=32, top_k=17), "num_experts_per_tok: 17; at most 16"),
+        (lambda c: replace(c, family="qwen3", qk_norm=True), "model_type: qwen3; a family without norms of q and k"),
+    ],
+)
+def test_what_the_kernel_cannot_honour_is_refused_by_name(config, change, message):
+    check_supported(config)
+    with pytest.raises(MkvizError, match=message):
+        check_supported(change(config))
