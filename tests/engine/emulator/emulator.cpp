@@ -1,0 +1,126 @@
+// Fibers and their scheduler; emulate() is what Python calls.
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <vector>
+
+#include "megakernel.cu"
+
+namespace emu {
+
+struct Warp {
+  alignas(32) char slots[2][32][32];
+  unsigned generation = 0, arrived = 0, kind = 0;
+};
+
+struct Fiber {
+  jmp_buf at;
+  bool started = false, done = false;
+  unsigned block, thread;
+  unsigned* wakes = nullptr;  // not before this word has another value
+  unsigned asleep = 0;
+};
+
+static constexpr size_t STACK = 64 << 10;
+static std::vector<Fiber> fibers;
+static std::vector<Warp> warps;
+static std::vector<char*> memory;
+static std::vector<unsigned> in_block, block_generation;
+static char* stacks;
+static Fiber* now;
+static jmp_buf scheduler;
+static const Params* params;
+
+Index thread_index() { return {now->thread}; }
+Index block_index() { return {now->block}; }
+char* shared_memory() { return memory[now->block]; }
+unsigned lane() { return now->thread & 31; }
+
+void yield() {
+  if (_setjmp(now->at) == 0) _longjmp(scheduler, 1);
+}
+
+static void sleep_until_changed(unsigned* word) {
+  now->wakes = word, now->asleep = *word;
+  while (*word == now->asleep) yield();
+  now->wakes = nullptr;
+}
+
+char* meet(Kind kind, const void* mine, unsigned bytes) {
+  Warp& w = warps[now->block * (THREADS / 32) + now->thread / 32];
+  char* slots = (char*)w.slots[w.generation & 1];
+  if (w.arrived == 0) w.kind = kind;
+  if (w.kind != kind) fprintf(stderr, "warp %u: kinds %u and %u meet\n", now->thread / 32, w.kind, kind), abort();
+  memcpy(slots + lane() * 32, mine ? mine : slots, mine ? bytes : 0);
+  if (++w.arrived == 32) w.arrived = 0, ++w.generation;
+  else sleep_until_changed(&w.generation);
+  return slots;
+}
+
+void sync_block() {
+  unsigned b = now->block;
+  if (++in_block[b] == THREADS) in_block[b] = 0, ++block_generation[b];
+  else sleep_until_changed(&block_generation[b]);
+}
+
+static void run() {
+  megakernel(*params);
+  now->done = true;
+  _longjmp(scheduler, 1);
+}
+
+[[gnu::noinline]] static void enter(Fiber& f, size_t index) {
+  now = &f;
+  if (_setjmp(scheduler)) return;
+  if (f.started) _longjmp(f.at, 1);
+  f.started = true;
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stacks + index * STACK, context.uc_stack.ss_size = STACK, context.uc_link = nullptr;
+  makecontext(&context, run, 0);
+  setcontext(&context);
+}
+
+}  // namespace emu
+
+// Runs the grid; `shared` bytes of each block's memory, which is full of ones before and followed by a page that faults.
+extern "C" void emulate(const void* params, unsigned blocks, unsigned shared, unsigned seed) {
+  using namespace emu;
+  size_t threads = (size_t)blocks * THREADS, page = 4096, room = (shared + page - 1) / page * page;
+  auto map = [](size_t n) { return (char*)mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); };
+  emu::params = (const Params*)params;
+  stacks = map(threads * STACK);
+  fibers.assign(threads, Fiber()), warps.assign(threads / 32, Warp());
+  in_block.assign(blocks, 0), block_generation.assign(blocks, 0), memory.clear();
+  std::vector<char*> maps;
+  for (unsigned b = 0; b < blocks; ++b) {
+    maps.push_back(map(room + page));
+    mprotect(maps[b] + room, page, PROT_NONE);
+    memory.push_back(maps[b] + room - (shared + 127) / 128 * 128);
+    memset(memory[b], 0xff, shared);
+  }
+  for (size_t i = 0; i < threads; ++i) fibers[i].block = i / THREADS, fibers[i].thread = i % THREADS;
+  std::vector<unsigned> order(threads / 32);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  unsigned random = seed * 2654435761u + 1;
+  auto draw = [&](unsigned n) {
+    random = random * 1664525u + 1013904223u;
+    return (unsigned)((uint64_t)random * n >> 32);
+  };
+  for (bool left = true; left;) {
+    left = false;
+    if (seed)
+      for (size_t i = order.size() - 1; i; --i) std::swap(order[i], order[draw(i + 1)]);
+    for (unsigned w : order) {
+      unsigned turns = seed ? draw(4) : 1;
+      for (unsigned t = 0; t < turns; ++t)
+        for (unsigned i = w * 32; i < w * 32 + 32; ++i) {
+          Fiber& f = fibers[i];
+          if (!f.done && !(f.wakes && *f.wakes == f.asleep)) enter(f, i);
+        }
+      for (unsigned i = w * 32; i < w * 32 + 32; ++i) left = left || !fibers[i].done;
+    }
+  }
+  for (char* m : maps) munmap(m, room + page);
+  munmap(stacks, threads * STACK);
+}
