@@ -38,7 +38,7 @@ struct Layer {
   u32 rope, window, splits, routed;    // RoPE or not; keys seen (0: all); split slots; MoE
   u32 qkv_counter, qkv_arrivals, router_counter, router_arrivals;  // for the loader: KV head g is qkv_counter + g * qkv_step
   u32 qkv_step, pad0;
-  u64 pad1;
+  u64 head_norm;                       // f32[2, head_dim]: of each head of Q, of each of K
 };
 
 // Where a role is: 16 bytes, written with one store.
@@ -72,6 +72,7 @@ struct Params {
   u32 renormalise, shared_average, stages, x_stride;  // x_stride: u32 words between rows of the resident activations
   u32 picked_counter, picked_arrivals, step_high, delay_seed;
   float eps, logit_scale, attention_scale, pad;
+  u64 head_scratch;                           // f32[sms, storers, 8, 32, 4]: heads of Q and K between product and norm
 };
 
 // Ring records: see mkviz/record.py.

@@ -5,6 +5,9 @@
 #ifndef MK_TRACE
 #define MK_TRACE 0  // 0: no timer is read; 1: a record a task; 2: a second record of the phases inside it
 #endif
+#ifndef MK_QK_NORM
+#define MK_QK_NORM 0  // 1: heads of Q and K are normed before RoPE; the tile of a QKV task is a whole head
+#endif
 #ifndef MK_DELAYS
 #define MK_DELAYS 0  // 1: random delays at every role edge, for tests
 #endif

@@ -80,7 +80,8 @@ __device__ __forceinline__ TileValues sum_tile(const Tile& tile, u32 lane) {
 
 __device__ __forceinline__ float bias_of(u64 bias, u32 i) { return bias ? __ldg((const float*)bias + i) : 0.f; }
 
-// Eight pairs of one head: bias, RoPE, then q to its buffer, or k and v to their pages.
+// Eight pairs of one head: bias and RoPE (where they are not yet there), then q to its buffer, or k and v to their pages.
+template <bool READY = false>
 __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Walker& walk) {
   const Params& p = b.p;
   const Layer& layer = b.layers[t.layer];
@@ -91,9 +92,10 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
   for (u32 j = 0; j < 2; ++j) {
     u32 row = y.n + j;
     if (row >= rows) continue;
-    float one = y.v[j] + bias_of(layer.qkv_bias, t.a * p.head_dim + d0), two = y.v[j + 2] + bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
+    float one = y.v[j], two = y.v[j + 2];
+    if (!READY) one += bias_of(layer.qkv_bias, t.a * p.head_dim + d0), two += bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
     u32 at = walk.position(row);
-    if (which < 2 && layer.rope) {
+    if (!READY && which < 2 && layer.rope) {
       float2 cs = __ldg((const float2*)p.rope_table + (u64)at * half + pair);
       float rotated = one * cs.x - two * cs.y;
       two = two * cs.x + one * cs.y, one = rotated;

@@ -2,6 +2,9 @@
 // products (EMBED, MERGE, PICK) are theirs alone.  Task i of the SM's list belongs to storer i mod 4.
 #pragma once
 #include "dense.cuh"
+#if MK_QK_NORM
+#include "head_norm.cuh"
+#endif
 
 struct Storer {
   Block& b;
@@ -107,7 +110,29 @@ struct Storer {
 
   // -- finished tiles
 
+#if MK_QK_NORM
+  __device__ __forceinline__ bool head_task(const Task& t, u32& work) {
+    Head head(b, t, index);
+    TileValues y;
+#pragma unroll 1
+    for (u32 block = 0; block < t.blocks; ++block, ++tiles) {
+      u32 buffer = tiles & 1;
+      if (!walk.wait.barrier(b.s.tile_full[index][buffer], (tiles >> 1) & 1, t.id, walk.step)) return false;
+      const Tile& tile = b.s.tile[index][buffer];
+      work = tile.work, y = sum_tile(tile, b.lane);
+      __syncwarp();
+      if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_empty[index][buffer]));
+      head.add(block, y, walk);
+    }
+    head.store(y, walk);
+    return true;
+  }
+#endif
+
   __device__ __forceinline__ bool tile_task(const Task& t, u32& work) {
+#if MK_QK_NORM
+    if (t.op == QKV && t.a < b.p.heads + b.p.kv_heads) return head_task(t, work);
+#endif
     Best best = {{0, 0}, {~0u, ~0u}};
     for (u32 block = 0; block < t.blocks; ++block, ++tiles) {
       u32 buffer = tiles & 1;

@@ -56,7 +56,8 @@ class Tiling:
 
     @classmethod
     def for_tensor_cores(cls, config: ModelConfig, sms: int) -> Tiling:
-        """Tiles of one 16-row block (8 gate and 8 up rows for the gated products); the LM head takes 8 blocks a task, or fewer
-        where that would leave an SM less than two tasks."""
+        """Tiles of one 16-row block (8 gate and 8 up rows for the gated products); a whole head where it is normed; the LM head
+        takes 8 blocks a task, or fewer where that would leave an SM less than two tasks."""
         blocks = max(1, min(8, config.vocab // 16 // (2 * sms)))
-        return cls(qkv_pairs=8, o_proj=16, router=16, expert_up=8, shared_up=8, dense_up=8, lm_head=16 * blocks)
+        pairs = config.head_dim // 2 if config.qk_norm else 8
+        return cls(qkv_pairs=pairs, o_proj=16, router=16, expert_up=8, shared_up=8, dense_up=8, lm_head=16 * blocks)

@@ -11,6 +11,7 @@ ROWS = 8  # rows of a step
 MATH_WARPS, FEEDERS, STORERS = 8, 3, 4
 WARPS = MATH_WARPS + 1 + FEEDERS + STORERS
 ROLES = ("loader", "feeder", "math", *(f"storer {i}" for i in range(STORERS)))
+HEAD_BLOCKS = 8  # 16-row blocks of the largest head
 ROUTE_SLOTS = 128  # slots of a layer that the routes table has room for
 NO_COUNTER = 0xFFFFFFFF
 ROUTERS = ("sigmoid", "softmax_chosen", "softmax_all")  # Params.router_kind
@@ -33,7 +34,7 @@ TASK = _struct(
 LAYER = _struct(
     *_words("norm norm2 qkv_bias o_bias gate_bias up_bias down_bias", "<u8"),
     *_words("rope window splits routed qkv_counter qkv_arrivals router_counter router_arrivals qkv_step pad0", "<u4"),
-    ("pad1", "<u8"),
+    ("head_norm", "<u8"),
 )  # fmt: skip
 ROLE_STATE = _struct(*_words("task state counter target", "<u4"))
 ABORT = _struct(*_words("word sm role task counter value target step", "<u4"))
@@ -44,7 +45,7 @@ PARAMS = _struct(
     *_words("hidden heads kv_heads head_dim experts top_k expert_k16 dense_k16 shared_k16 vocab layer_count rows table_width "
             "splits head_tiles ring_capacity epoch steps step_low poll_budget parallel centre interleaved router_kind "
             "renormalise shared_average stages x_stride picked_counter picked_arrivals step_high delay_seed", "<u4"),
-    *_words("eps logit_scale attention_scale pad", "<f4"),
+    *_words("eps logit_scale attention_scale pad", "<f4"), ("head_scratch", "<u8"),
 )  # fmt: skip
 
 STRUCTS = {

@@ -42,10 +42,11 @@ def nvtx_range(text: str):
     return lambda: nvtx.end_range(mark)
 
 
-def kernel_defines(experts: int, trace: int, delays: bool = False) -> dict[str, int]:
+def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool = False) -> dict[str, int]:
     """What the kernel is compiled for.  Experts count in steps of 32, a lane each, so that models may share a kernel."""
     lanes = -(-max(1, experts) // 32) * 32
-    return {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": FIXED_SHARED}
+    out = {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": FIXED_SHARED}
+    return out | ({"MK_QK_NORM": 1} if qk_norm else {})
 
 
 class CudaBackend:
@@ -131,7 +132,10 @@ class CudaBackend:
         return stages, FIXED_SHARED + stages * abi.CHUNK + resident
 
     def _compile(self) -> Path:
-        return megakernel(self.device.arch, **kernel_defines(self.config.experts, self.trace, self.delays > 0))
+        return megakernel(self.device.arch, **self._defines())
+
+    def _defines(self) -> dict[str, int]:
+        return kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm)
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")

@@ -34,7 +34,8 @@ def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_
     c, rows, f32, u32, u16 = config, abi.ROWS, np.float32, np.uint32, np.uint16
     splits = StepShape.covering(1, c.max_positions).splits
     moe, dense = widths(c)
-    return {
+    head = {"head_scratch": (f32, (sms, abi.STORERS, abi.HEAD_BLOCKS, 32, 4))} if c.qk_norm else {}
+    return head | {
         "rope_table": (f32, (c.max_positions, c.head_dim // 2, 2)),
         "abort": (u32, (8,)), "stop": (u32, (1,)), "go": (u32, (max_steps + 1,)),
         "token": (u32, (rows,)), "position": (u32, (rows,)), "first": (u32, (rows,)), "sequence": (u32, (rows,)),

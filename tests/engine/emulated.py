@@ -123,8 +123,8 @@ class EmulatedBackend(module.CudaBackend):
             patch.setattr(module, "DeviceRings", _Rings)
             super().__init__(config, weights, **{"trace": 0, "pages": 16, "poll_budget": 1 << 24, "max_steps": 8} | options)
 
-    def _compile(self, **defines):
-        return module.kernel_defines(self.config.experts, self.trace, self.delays > 0)
+    def _compile(self):
+        return self._defines()
 
     def _load(self, defines):
         library = compile_host("emulator.cpp", defines)

@@ -20,6 +20,7 @@ from mkviz.errors import MkvizError
 
 CUDA = Path(__file__).parents[2] / "cuda"
 KERNELS = [(arch, trace) for arch in (90, 80) for trace in (0, 1, 2)]  # the bulk-copy path of Hopper, the portable one
+VARIANTS = {"head norms": {"MK_QK_NORM": 1}}  # what the default kernel has not
 REGISTERS = 65536  # of an SM, every architecture from 8.0 on
 
 
@@ -51,6 +52,19 @@ def test_registers_spills_and_shared_memory(kernels, kernel):
     cubin, report = kernels[kernel]
     used = usage(report)
     print(f"sm_{kernel[0]}, trace {kernel[1]}: {used}, {len(cubin)} bytes, at most {FIXED_SHARED} bytes of shared memory fixed")
+    assert used["spilled"] == used["loaded"] == used["stack"] == used["shared"] == 0
+    assert used["registers"] * build.THREADS <= REGISTERS
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", [90, 80])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_do_not_spill(variant, arch):
+    """With records, whose stamps take the most registers."""
+    source = (CUDA / "megakernel.cu").read_text(encoding="utf-8")
+    cubin, report = build.compile_cubin(source, arch, kernel_defines(128, 1) | VARIANTS[variant])
+    used = usage(report)
+    print(f"sm_{arch}, {variant}: {used}, {len(cubin)} bytes")
     assert used["spilled"] == used["loaded"] == used["stack"] == used["shared"] == 0
     assert used["registers"] * build.THREADS <= REGISTERS
 

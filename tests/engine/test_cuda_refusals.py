@@ -76,9 +76,8 @@ def test_options(monkeypatch, config, options, said):
 
 
 def test_a_field_that_the_kernel_does_not_know(monkeypatch, config):
-    said = refuse(monkeypatch, replace(config, qk_norm=True, family="qwen3_moe"))
-    right = "a family without norms of q and k on the cuda backend; the cpu backend takes this model"
-    assert said == f"model_type: qwen3_moe; {right}"
+    said = refuse(monkeypatch, replace(config, heads=9, kv_heads=1))
+    assert said == "query heads per KV head: 9; at most 8; the cpu backend takes this model"
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16"])

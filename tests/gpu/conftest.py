@@ -15,9 +15,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "engine"))
 
+_QWEN = {"MK_QK_NORM": 1}
 VARIANTS = (  # of the kernel, that the tests here ask for: experts, trace, delays, more
     (32, 0, False, {}), (32, 1, False, {}), (32, 2, False, {}), (32, 0, True, {}), (32, 0, False, {"MK_BULK": 0}),
-    (200, 0, False, {}),
+    (200, 0, False, {}), (32, 0, False, _QWEN), (32, 0, True, _QWEN), (32, 1, False, _QWEN), (32, 2, False, _QWEN),
+    (32, 0, False, _QWEN | {"MK_BULK": 0}),
 )  # fmt: skip
 
 
