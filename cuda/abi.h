@@ -16,7 +16,7 @@ static constexpr u32 MAX_WAITS = 2, MAX_RAISES = 2;
 static constexpr u32 NO_COUNTER = 0xffffffffu;
 static constexpr u32 ROUTE_SLOTS = 128;  // of a layer in the routes table: 8 rows of at most 16 experts
 
-enum Op : u32 { EMBED, QKV, ATTENTION, MERGE, O_PROJ, ROUTER, EXPERT_UP, SHARED_UP, DENSE_UP, EXPERT_DOWN, DENSE_DOWN, LM_HEAD, PICK };
+enum Op : u32 { EMBED, QKV, ATTENTION, MERGE, O_PROJ, ROUTER, EXPERT_UP, SHARED_UP, DENSE_UP, EXPERT_DOWN, DENSE_DOWN, LM_HEAD, PICK, SAMPLE };
 
 // One task, in the order of its SM's list.  128 bytes.
 struct Task {
@@ -39,6 +39,28 @@ struct Layer {
   u32 qkv_counter, qkv_arrivals, router_counter, router_arrivals;  // for the loader: KV head g is qkv_counter + g * qkv_step
   u32 qkv_step, pad0;
   u64 head_norm;                       // f32[2, head_dim]: of each head of Q, of each of K
+};
+
+// How a row's token is picked (docs/sampling.md).
+enum Ask : u32 { DRAWN = 1, TOLD = 2 };    // by chance; with log-probabilities
+static constexpr u32 CANDIDATES = 512;     // of a row, among which top_k and top_p cut
+static constexpr u32 MAX_TOLD = 20;        // tokens beside the picked one
+struct Sampling {
+  u32 mode;                                // 0: greedy, no more
+  float temperature;
+  u32 top_k, tops;                         // 0: all; tokens to be told
+  double top_p;
+  u64 min_weight, seed;                    // min_weight: what min_p makes of it
+  u32 choice, pad;
+};
+
+// What log-probabilities are made of: weight of the vocabulary at temperature 1, largest logit, the picked token's; the largest.
+struct Told {
+  u64 weight;
+  float top, logit;
+  u32 count, pad;
+  u32 token[MAX_TOLD];
+  float logits[MAX_TOLD];
 };
 
 // Where a role is: 16 bytes, written with one store.
@@ -73,6 +95,11 @@ struct Params {
   u32 picked_counter, picked_arrivals, step_high, delay_seed;
   float eps, logit_scale, attention_scale, pad;
   u64 head_scratch;                           // f32[sms, storers, 8, 32, 4]: heads of Q and K between product and norm
+  u64 sampling, told;                         // Sampling[rows], Told[steps, rows]
+  u64 tile_sums, model_sums;                  // u64[rows, head_tiles], u64[rows, parts]: weights of tiles, of parts at temperature 1
+  u64 candidates, weighed;                    // (token, logit)[rows, CANDIDATES]; (key, weight) of the same
+  u64 cursor;                                 // u32[rows]: how many candidates there are, and whether any logit is bad
+  u32 head_tile, sample_parts;                // tokens of an LM-head tile; SAMPLE tasks of a row
 };
 
 // Ring records: see mkviz/record.py.

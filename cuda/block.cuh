@@ -8,6 +8,9 @@
 #ifndef MK_QK_NORM
 #define MK_QK_NORM 0  // 1: heads of Q and K are normed before RoPE; the tile of a QKV task is a whole head
 #endif
+#ifndef MK_SAMPLING
+#define MK_SAMPLING 0  // 1: rows may be drawn, by SAMPLE and PICK
+#endif
 #ifndef MK_DELAYS
 #define MK_DELAYS 0  // 1: random delays at every role edge, for tests
 #endif
@@ -142,7 +145,8 @@ struct Waiter {
   }
 };
 
-__device__ __forceinline__ bool is_vector(u32 op) { return op == EMBED || op == MERGE || op == PICK; }  // storers do these alone
+// Whether storers do it alone.
+__device__ __forceinline__ bool is_vector(u32 op) { return op == EMBED || op == MERGE || op == PICK || (MK_SAMPLING && op == SAMPLE); }
 __device__ __forceinline__ bool is_routed(u32 op) { return op == EXPERT_UP || op == EXPERT_DOWN; }
 
 struct KeyRange { u32 lo, hi, first_page, pages; };  // keys [lo, hi) of a split; pages: 0 when the row has nothing there

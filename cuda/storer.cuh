@@ -2,6 +2,9 @@
 // products (EMBED, MERGE, PICK) are theirs alone.  Task i of the SM's list belongs to storer i mod 4.
 #pragma once
 #include "dense.cuh"
+#if MK_SAMPLING
+#include "pick.cuh"
+#endif
 #if MK_QK_NORM
 #include "head_norm.cuh"
 #endif
@@ -78,13 +81,23 @@ struct Storer {
         u32 other = __shfl_xor_sync(~0u, token, o);
         if (other != ~0u && (token == ~0u || v > best || (v == best && other < token))) best = v, token = other;
       }
+#if MK_SAMPLING
+      Told& told = ((Told*)p.told)[walk.step * ROWS + row];
+      token = pick_row(p, row, walk.position(row), p.sample_parts, best, token, told, b.lane);
+      if (token == LEFT_TO_HOST && b.lane == 0 && walk.step + 1 < p.steps) ((u32*)p.go)[walk.step + 1] = 0;
+#endif
       if (b.lane == 0) {
         ((u32*)p.greedy)[walk.step * ROWS + row] = token;
         if (walk.step + 1 < p.steps) ((u32*)p.token)[row] = token;
       }
     }
+#if MK_SAMPLING
+    // every step goes on, as the host has written, unless a pick says no
+    if (t.tile == 0 && b.lane == 0 && walk.step + 1 < p.steps && *(volatile u32*)p.stop) ((u32*)p.go)[walk.step + 1] = 0;
+#else
     // one task decides for the whole grid whether the next step is run
     if (t.tile == 0 && b.lane == 0 && walk.step + 1 < p.steps) ((u32*)p.go)[walk.step + 1] = *(volatile u32*)p.stop == 0;
+#endif
   }
 
   __device__ __forceinline__ bool vector_task(const Task& t, u32& last_wait) {
@@ -101,6 +114,13 @@ struct Storer {
 
   __device__ __forceinline__ bool vector_run(const Task& t) {
     if (t.a >= b.p.rows) return false;
+#if MK_SAMPLING
+    if (t.op == SAMPLE) {
+      bool worked = false;
+      for (u32 row = t.a; row < min(t.b, b.p.rows); ++row) worked |= sample(b.p, row, t.c, b.p.sample_parts, b.lane);
+      return worked;
+    }
+#endif
     if (t.op == EMBED) embed(t);
     else if (t.op == PICK) pick(t);
     else

@@ -42,11 +42,12 @@ def nvtx_range(text: str):
     return lambda: nvtx.end_range(mark)
 
 
-def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool = False) -> dict[str, int]:
+def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool = False,
+                   sampling: bool = False) -> dict[str, int]:  # fmt: skip
     """What the kernel is compiled for.  Experts count in steps of 32, a lane each, so that models may share a kernel."""
     lanes = -(-max(1, experts) // 32) * 32
     out = {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": FIXED_SHARED}
-    return out | ({"MK_QK_NORM": 1} if qk_norm else {})
+    return out | ({"MK_QK_NORM": 1} if qk_norm else {}) | ({"MK_SAMPLING": 1} if sampling else {})
 
 
 class CudaBackend:
