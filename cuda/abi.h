@@ -43,7 +43,7 @@ struct Layer {
 
 // How a row's token is picked (docs/sampling.md).
 enum Ask : u32 { DRAWN = 1, TOLD = 2 };    // by chance; with log-probabilities
-static constexpr u32 CANDIDATES = 512;     // of a row, among which top_k and top_p cut
+static constexpr u32 CANDIDATES = 1024;    // of a row, among which top_k and top_p cut
 static constexpr u32 MAX_TOLD = 20;        // tokens beside the picked one
 struct Sampling {
   u32 mode;                                // 0: greedy, no more

@@ -12,7 +12,7 @@
 static constexpr u32 LEFT_TO_HOST = ~0u;
 static constexpr u32 GROUP_LANES = 16;                // groups of tiles that a lane keeps the maximum of
 static constexpr u32 GROUPS_OF_TILES = GROUP_LANES * 32;
-static constexpr u32 NUCLEUS = 192;                   // candidates aimed at where only top_p says how many are needed
+static constexpr u32 NUCLEUS = 96;                    // candidates aimed at where only top_p says how many are needed
 static constexpr u32 BAD_LOGIT = 1u << 24;            // in a row's cursor, above any number of tokens
 
 // Floats in their order, as whole numbers; -0 equals 0.

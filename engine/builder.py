@@ -10,6 +10,7 @@ l + 1 is complete only after all of its tiles), so one buffer of each intermedia
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 
 import numpy as np
@@ -20,7 +21,7 @@ from mkviz.errors import MkvizError
 from mkviz.graph import Graph, GraphBuilder
 
 OPS = ("embed", "qkv", "attention", "merge", "o_proj", "router", "expert_up", "shared_up", "dense_up", "expert_down",
-       "dense_down", "lm_head", "pick")  # fmt: skip
+       "dense_down", "lm_head", "pick", "sample")  # fmt: skip
 OP = {name: i for i, name in enumerate(OPS)}
 
 
@@ -56,7 +57,7 @@ class StepShape:
 class StepGraph:
     """A graph and, per task, what its op needs to know: ``args`` i32[tasks, 4].
 
-    embed, pick: first row, end row · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
+    embed, pick: first row, end row · sample: first row, end row, part of the vocabulary, parts · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
     attention: first row, end row, KV head, split · merge: first row, end row, query head · all others: first weight row, rows,
     1 for shared experts.
     """
@@ -167,6 +168,10 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         x = x_next
     logits, picked = b.counter("logits"), b.counter("picked")  # nobody in this step waits for picked: the next step does
     matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[x], raises=[logits])
+    if tiling.sample:
+        sampled = b.counter("sampled")
+        for tile, ((first, end), part) in enumerate(product(blocks, range(tiling.sample))):
+            add("sample", tile=tile, a=(first, end, part, tiling.sample), waits=[logits], raises=[sampled])
     for tile, (first, end) in enumerate(blocks):
-        add("pick", tile=tile, a=(first, end), waits=[logits], raises=[picked])
+        add("pick", tile=tile, a=(first, end), waits=[sampled if tiling.sample else logits], raises=[picked])
     return StepGraph(b.build(), np.array(args, np.int32).reshape(-1, 4), shape)

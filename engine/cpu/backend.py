@@ -56,7 +56,7 @@ class CpuBackend:
     ``seed`` > 0 draws the order of play (and, with ``jitter_ns``, delays) at random: for tests.
     """
 
-    name, max_rows = "cpu", MAX_ROWS
+    name, max_rows, sampling = "cpu", MAX_ROWS, False
 
     def __init__(self, config: ModelConfig, weights: Weights, *, sms: int = 16, workers: int | None = None, pages: int = 256,
                  mode: str = "fp32", policy: str = "round_robin", trace: bool = True, ring_capacity: int = 1 << 14,
@@ -186,7 +186,7 @@ class CpuBackend:
 
         arrays = i32(g, "wait_ptr", "wait_counter", "raise_ptr", "raise_counter") | i32(schedule, "order_ptr", "order", "queue")
         arrays |= {
-            "function": np.array([FUNCTIONS[op].address for op in OPS], np.int64)[g.op], "where": self._where(built),
+            "function": np.array([FUNCTIONS[op].address if op in FUNCTIONS else 0 for op in OPS], np.int64)[g.op], "where": self._where(built),
             "wait_need": np.ascontiguousarray(g.wait_need, np.uint32), "arrivals": g.arrivals,
             "counters": np.zeros(len(g.counters), np.uint32), "raised": np.zeros(len(g.counters), np.int64),
             "tickets": np.zeros(1, np.uint64), "finished": np.zeros(1, np.uint64), "lock": np.zeros(self.sms, np.uint32),

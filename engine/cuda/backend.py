@@ -12,6 +12,7 @@ from engine.builder import StepGraph, StepShape, build_graph
 from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cuda import abi, memory
+from engine.cuda.asks import sampling_of, told_of
 from engine.cuda.build import THREADS, megakernel
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
@@ -19,6 +20,7 @@ from engine.cuda.program import Program, make_program
 from engine.cuda.random_weights import RandomWeights
 from engine.cuda.stuck import StuckStep, stuck_step
 from engine.cuda.weights import PackedWeights, check_supported
+from engine.pick import Logprobs
 from engine.plan import StepPlan, StepResult
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
@@ -51,7 +53,8 @@ def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool
 
 
 class CudaBackend:
-    """Runs steps of at most 8 rows.  ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.
+    """Runs steps of at most 8 rows.  ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.  ``sampling``: rows are
+    drawn in the kernel, as their plan says.
 
     ``weights=None`` draws random ones on the device.  Raises MkvizError, before anything is allocated, for a model that the
     kernel does not support or that does not fit.
@@ -61,7 +64,7 @@ class CudaBackend:
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
                  trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
-                 poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None):  # fmt: skip
+                 poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None, sampling: bool = False):  # fmt: skip
         check_supported(config)
         if trace not in (0, 1, 2):
             raise MkvizError(f"trace: {trace!r}", "0 (off), 1 (a record a task) or 2 (with the phases inside)")
@@ -76,10 +79,11 @@ class CudaBackend:
             )
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
-        self.tiling = Tiling.for_tensor_cores(config, self.sms)
+        self.sampling = sampling
+        self.tiling = Tiling.for_tensor_cores(config, self.sms, sampling)
         self.x_stride = (config.hidden // 2 + 7) // 8 * 8 + 4  # u32 words from one row of resident activations to the next
         self.layout(self.max_rows)
-        sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head))
+        sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head), sampling)
         need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
         plan = memory.plan(need, self.device)
         plan.enter(memory.REMEDY)
@@ -136,7 +140,7 @@ class CudaBackend:
         return megakernel(self.device.arch, **self._defines())
 
     def _defines(self) -> dict[str, int]:
-        return kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm)
+        return kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling)
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")
@@ -185,7 +189,7 @@ class CudaBackend:
             "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
             "stages": self.layout(rows)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
-            "eps": c.eps, "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
+            "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps, "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
         }.items():  # fmt: skip
             p[name] = value
         return p
@@ -225,6 +229,10 @@ class CudaBackend:
                 a[name][:rows] = self.cupy.asarray(np.asarray(value).astype(np.uint32))
             a["page_table"][: len(plan.pages), : plan.pages.shape[1]] = self.cupy.asarray(plan.pages.astype(np.uint32))
             a["stop"].fill(0)
+            if self.sampling:
+                asks = np.array([sampling_of(ask) for ask in plan.sampling or [None] * rows])
+                a["sampling"][:rows] = self.cupy.asarray(asks.view(np.uint8).reshape(rows, -1))
+                a["go"].fill(1)
         self._stream.synchronize()  # the kernel must find everything there, and nothing may be allocated once it runs
         params = self._params(program, arrays, epoch[0], steps, rows)
         self._range = nvtx_range(f"mkviz steps {self.serial}–{self.serial + steps - 1}")
@@ -249,9 +257,20 @@ class CudaBackend:
         self.serial += done
         epoch[0] += done
         self.greedy_steps = a["greedy"][:done, :rows].get(stream=self._stream).astype(np.int32)
-        logits = a["logits"][:rows].get(stream=self._stream) if plan.wants_logits.any() else np.zeros((rows, 0), np.float32)
-        greedy = np.where(plan.wants_logits, self.greedy_steps[-1], -1)
-        return StepResult(logits, greedy, self._routes(), graph_id, self._begin, end)
+        greedy, wanted, told = np.where(plan.wants_logits, self.greedy_steps[-1], -1), plan.wants_logits, None
+        if self.sampling and plan.sampling:  # who has its token needs no logits
+            wanted = wanted & np.array([ask is None or token < 0 for ask, token in zip(plan.sampling, greedy, strict=True)])
+            told = self._told(plan, greedy, done)
+        logits = a["logits"][:rows].get(stream=self._stream) if wanted.any() else np.zeros((rows, 0), np.float32)
+        return StepResult(logits, greedy, self._routes(), graph_id, self._begin, end, told)
+
+    def _told(self, plan: StepPlan, picked: np.ndarray, done: int) -> list[Logprobs | None]:
+        """Log-probabilities of the last step's rows that ask for them and have a token."""
+        asked = [ask is not None and ask.logprobs is not None and t >= 0 for ask, t in zip(plan.sampling, picked, strict=True)]
+        if not any(asked):
+            return [None] * len(plan)
+        told = self._arrays["told"][done - 1].get(stream=self._stream).view(abi.TOLD)[:, 0]
+        return [told_of(told[i]) if a else None for i, a in enumerate(asked)]
 
     def stop(self) -> None:
         """Ask a running launch to end after the step it is in."""
@@ -276,6 +295,8 @@ class CudaBackend:
         with self._stream:
             arrays["counters"].fill(0)
             self._arrays["abort"].fill(0)
+            if self.sampling:
+                self._arrays["cursor"].fill(0)
         self._stream.synchronize()
         error = stuck_step(program.graph, program.schedule, abort, counters, epoch[0])
         epoch[0] = 0

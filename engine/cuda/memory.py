@@ -13,7 +13,7 @@ from engine.cuda import abi
 from engine.cuda.device import Device
 from engine.cuda.weights import PackedWeights
 from engine.memory_plan import MemoryPlan
-from engine.tiling import PAGE
+from engine.tiling import PAGE, SAMPLE_PARTS
 
 Arrays = dict[str, tuple[Any, tuple[int, ...]]]  # name, as in Params -> (dtype, shape)
 
@@ -29,13 +29,17 @@ def page_bytes(config: ModelConfig) -> int:
     return len(config.layers) * config.kv_heads * 2 * PAGE * config.head_dim * 2
 
 
-def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_tiles: int) -> Arrays:
+def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_tiles: int, sampling: bool = False) -> Arrays:
     """All that the kernel reads and writes besides weights, task tables and rings."""
     c, rows, f32, u32, u16 = config, abi.ROWS, np.float32, np.uint32, np.uint16
     splits = StepShape.covering(1, c.max_positions).splits
     moe, dense = widths(c)
-    head = {"head_scratch": (f32, (sms, abi.STORERS, abi.HEAD_BLOCKS, 32, 4))} if c.qk_norm else {}
-    return head | {
+    more: Arrays = {}
+    if c.qk_norm:
+        more["head_scratch"] = f32, (sms, abi.STORERS, abi.HEAD_BLOCKS, 32, 4)
+    if sampling:
+        more |= sampling_arrays(rows, max_steps, head_tiles)
+    return more | {
         "rope_table": (f32, (c.max_positions, c.head_dim // 2, 2)),
         "abort": (u32, (8,)), "stop": (u32, (1,)), "go": (u32, (max_steps + 1,)),
         "token": (u32, (rows,)), "position": (u32, (rows,)), "first": (u32, (rows,)), "sequence": (u32, (rows,)),
@@ -49,6 +53,15 @@ def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_
         "logits": (f32, (rows, c.vocab)), "tile_max": (f32, (rows, head_tiles)), "tile_arg": (u32, (rows, head_tiles)),
         "greedy": (u32, (max_steps, rows)), "routes": (u32, (len(c.layers), abi.ROUTE_SLOTS)),
         "states": (u32, (sms, len(abi.ROLES), 4)),
+    }  # fmt: skip
+
+
+def sampling_arrays(rows: int, max_steps: int, head_tiles: int) -> Arrays:
+    u8, u32, u64 = np.uint8, np.uint32, np.uint64
+    return {
+        "sampling": (u8, (rows, abi.SAMPLING.itemsize)), "told": (u8, (max_steps, rows, abi.TOLD.itemsize)),
+        "tile_sums": (u64, (rows, head_tiles)), "model_sums": (u64, (rows, SAMPLE_PARTS)),
+        "candidates": (u32, (rows, abi.CANDIDATES, 2)), "weighed": (u64, (rows, abi.CANDIDATES, 2)), "cursor": (u32, (rows,)),
     }  # fmt: skip
 
 

@@ -6,6 +6,10 @@ from checkpoints import make_checkpoint
 from emulated import open_emulated
 from rows import Rows, open_backend, same_bits
 
+from engine.pick import logprobs, pick
+from engine.plan import StepPlan
+from engine.sampling import SamplingParams
+
 _TINY = {"storage": "bfloat16", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 48}
 MODELS = {
     "cohere": ("cohere2_moe", {
@@ -49,3 +53,46 @@ def test_no_turn_of_warps_and_no_batch_changes_a_bit(directory):
     logits = Rows(open_emulated(directory), PROMPTS, seed=1).run(most=6)
     other = Rows(open_emulated(directory, sms=3, seed=7, trace=1), PROMPTS, seed=2).run(most=4)
     assert all(same_bits(a, b) for a, b in zip(logits, other, strict=True))
+
+
+# -- sampling
+
+
+def ask(i: int) -> SamplingParams:
+    kinds = ({}, {"top_k": 9}, {"top_p": 0.8, "logprobs": 2}, {"min_p": 0.1, "temperature": 0.5}, {"temperature": 0.0, "logprobs": 3})
+    return SamplingParams(**{"temperature": 1.2, "seed": 17 + i} | kinds[i % len(kinds)])
+
+
+def test_sampled_steps(directory):
+    """Rows drawn in the kernel, some steps in one launch, against the rule on the logits of a backend that does not sample."""
+    plain, sampling = open_emulated(directory), open_emulated(directory, sampling=True, seed=5)
+    rows, steps, vocab, i32 = 5, 4, plain.config.vocab, np.int32
+    pages = np.arange(rows, dtype=i32)[:, None]
+    asks, tokens = [ask(i) for i in range(rows)], np.arange(20, 20 + rows, dtype=i32)
+    asked = dict(sequence=np.arange(rows, dtype=i32), wants_logits=np.ones(rows, bool), pages=pages)
+    launch = sampling.run(StepPlan(tokens, np.zeros(rows, i32), **asked, sampling=asks), steps)
+    assert launch.logits.shape == (rows, 0), "nobody needs them"
+    got = sampling.greedy_steps
+    for step in range(steps):
+        logits = plain.step(StepPlan(tokens, np.full(rows, step, i32), **asked)).logits
+        tokens = np.array([pick(logits[i], a, step) for i, a in enumerate(asks)], i32)
+        assert got[step].tolist() == tokens.tolist(), step
+    told = [logprobs(logits[i], tokens[i], a.logprobs) if a.logprobs is not None else None for i, a in enumerate(asks)]
+    assert launch.told == told
+    # a step whose rows do not ask, and one of which some do
+    again = plain.step(StepPlan(tokens, np.full(rows, steps, i32), **asked))
+    mixed = sampling.step(StepPlan(tokens, np.full(rows, steps, i32), **asked, sampling=[None, *asks[1:]]))
+    assert same_bits(mixed.logits, again.logits) and mixed.greedy[0] == again.greedy[0]
+    assert mixed.greedy[1:].tolist() == [pick(again.logits[i], asks[i], steps) for i in range(1, rows)]
+
+
+def test_a_launch_ends_where_a_row_is_left_to_the_host(directory):
+    """Logits that are not finite: the row has no token, the others have, and no further step is run."""
+    backend = open_emulated(directory, sampling=True)
+    i32 = np.int32
+    at = backend.weights.vectors["norm"]
+    at[:] = np.inf
+    asked = dict(sequence=np.arange(2, dtype=i32), wants_logits=np.ones(2, bool), pages=np.arange(2, dtype=i32)[:, None])
+    plan = StepPlan(np.array([20, 21], i32), np.zeros(2, i32), **asked, sampling=[SamplingParams(temperature=1.0), None])
+    result = backend.run(plan, 3)
+    assert len(backend.greedy_steps) == 1 and result.greedy[0] == -1 and result.logits.shape[1] == backend.config.vocab

@@ -87,7 +87,7 @@ def test_a_peaked_row_never_needs_the_host():
     rng = np.random.default_rng(5)
     logits = (rng.gumbel(0, 2.0, (8, 32_000)) - 2.5 * np.log(np.arange(32_000) + 1)).astype(np.float32)
     asks = [SamplingParams(temperature=t, top_p=p, top_k=k, seed=9) for t in (0.7, 1.0) for p, k in
-            ((0.95, 0), (0.9, 50), (0.99, 0), (1.0, 64))]  # fmt: skip
+            ((0.95, 0), (0.9, 50), (0.99, 0), (1.0, 100))]  # fmt: skip
     picker = Picker(logits, asks, 128, 64)
     for position in range(4):
         assert picker(position) == [pick(row, ask, position + i) for i, (row, ask) in enumerate(zip(logits, asks, strict=True))]
@@ -121,8 +121,8 @@ def test_logits_without_a_largest_are_left_to_the_host(bad):
 
 
 def test_more_candidates_than_there_is_room_for():
-    """700 equal tokens at the top: no threshold parts them, so a cut among them is the host's; a draw from all is not."""
+    """1,100 equal tokens at the top: no threshold parts them, so a cut among them is the host's; a draw from all is not."""
     logits = np.full((2, 4000), -5, np.float32)
-    logits[:, 1000:1700] = 3
+    logits[:, 1000:2100] = 3
     asks = [SamplingParams(temperature=1.0, top_k=5), SamplingParams(temperature=1.0, min_p=0.5)]
     assert Picker(logits, asks)(0) == [HOST, pick(logits[1], asks[1], 1)]
