@@ -14,9 +14,9 @@ static constexpr u32 PAGE = 64;       // tokens of a KV page
 static constexpr u32 SPLIT = 256;     // keys of an attention split
 static constexpr u32 MAX_WAITS = 2, MAX_RAISES = 2;
 static constexpr u32 NO_COUNTER = 0xffffffffu;
-static constexpr u32 ROUTE_SLOTS = 128;  // of a layer in the routes table: 8 rows of at most 16 experts
+static constexpr u32 MAX_TOP_K = 16;
 
-enum Op : u32 { EMBED, QKV, ATTENTION, MERGE, O_PROJ, ROUTER, EXPERT_UP, SHARED_UP, DENSE_UP, EXPERT_DOWN, DENSE_DOWN, LM_HEAD, PICK, SAMPLE };
+enum Op : u32 { EMBED, QKV, ATTENTION, MERGE, O_PROJ, ROUTER, EXPERT_UP, SHARED_UP, DENSE_UP, EXPERT_DOWN, DENSE_DOWN, LM_HEAD, PICK, SAMPLE, NORM, TOP_K };
 
 // One task, in the order of its SM's list.  128 bytes.
 struct Task {
@@ -83,7 +83,7 @@ struct Params {
   u64 router_logits;                    // f32[8, experts]
   u64 expert_hidden, dense_hidden, shared_hidden;  // bf16 fragments of [slots * width] x 8, [width] x 8
   u64 logits, tile_max, tile_arg, greedy;  // f32[8, vocab], f32[8, tiles], u32[8, tiles], u32[steps, 8]
-  u64 routes;                           // u32[layers, ROUTE_SLOTS]: rows of each slot << 16 | its expert + 1; 0: none
+  u64 routes;                           // u32[layers, ROUTE_SLOTS of block.cuh]: rows of each slot << 16 | its expert + 1; 0: none
   u64 records, live, limit, states;     // Record rings of the storers, live lines, u64[rings], RoleState[sms, roles]
   u32 hidden, heads, kv_heads, head_dim;
   u32 experts, top_k, expert_k16, dense_k16;  // expert_k16: k16 fragments of an expert's width
@@ -100,6 +100,8 @@ struct Params {
   u64 candidates, weighed;                    // (token, logit)[rows, CANDIDATES]; (key, weight) of the same
   u64 cursor;                                 // u32[rows]: how many candidates there are, and whether any logit is bad
   u32 head_tile, sample_parts;                // tokens of an LM-head tile; SAMPLE tasks of a row
+  u64 normed;                                 // bf16 fragments of [hidden] x 8 for each eight rows: where norms are tasks
+  u64 chosen, chosen_weight;                  // u32[rows, MAX_TOP_K], ascending, f32 of the same: where top-k is a task
 };
 
 // Ring records: see mkviz/record.py.

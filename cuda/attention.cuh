@@ -18,12 +18,16 @@ __device__ __forceinline__ const char* page_address(const Params& p, u32 id, u32
 __device__ __forceinline__ u32 key_index(u32 token, u32 d, u32 head_dim) { return packed_index(token, d, head_dim / 16); }
 __device__ __forceinline__ u32 value_index(u32 token, u32 d) { return packed_index(d, token, PAGE / 16); }
 
+__device__ __forceinline__ u32* q_buffer(Block& b, const Task& t, u32 buffer, u32 row) {
+  return b.q + (WIDE ? buffer * TASK_ROWS + row - t.a : buffer) * ROWS * b.q_stride;
+}
+
 // Feeder: q of the row's heads of KV head g into a q buffer.  Called by all feeder threads.
-__device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 buffer, u32 thread) {
+__device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row, u32 buffer, u32 thread) {
   const Params& p = b.p;
   u32 group = p.heads / p.kv_heads, pieces = p.head_dim / 8, n = group * pieces;  // of 16 bytes
-  u32* to = b.q + buffer * ROWS * b.q_stride;
-  const uint4* from = (const uint4*)p.q + ((u64)t.a * p.heads + t.c * group) * pieces;
+  u32* to = q_buffer(b, t, buffer, row);
+  const uint4* from = (const uint4*)p.q + ((u64)row * p.heads + t.c * group) * pieces;
   uint4 v[2];  // at most 8 heads x 16 pieces: all are under way before the first is stored
 #pragma unroll
   for (u32 i = 0; i < 2; ++i)
@@ -37,11 +41,11 @@ __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 buff
 
 // Math: false when the launch is given up.
 template <typename Next>
-__device__ __forceinline__ bool attention_math(Block& b, const Task& t, Walker& walk, u32 buffer, Tile& tile, Next next_chunk) {
+__device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row, Walker& walk, u32 buffer, Tile& tile, Next next_chunk) {
   const Params& p = b.p;
-  KeyRange r = walk.keys(t);
+  KeyRange r = walk.keys(t, row);
   u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
-  const u32* q = b.q + buffer * ROWS * b.q_stride + (lane >> 2) * b.q_stride + (lane & 3);
+  const u32* q = q_buffer(b, t, buffer, row) + (lane >> 2) * b.q_stride + (lane & 3);
   float score[2][4];
 #pragma unroll
   for (u32 i = 0; i < 2; ++i)
@@ -114,7 +118,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, Walker& 
 }
 
 // Storer: the split's output, or with one slot the row's attention itself.
-__device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile) {
+__device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row, const Tile& tile) {
   const Params& p = b.p;
   u32 lane = b.lane, group = p.heads / p.kv_heads, slots = b.layers[t.layer].splits;
   u32 h = (lane & 3) * 2;
@@ -126,7 +130,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
     if (h + j >= group) continue;
     u32 head = t.c * group + h + j;
     if (slots > 1) {
-      u64 at = ((u64)t.a * p.heads + head) * p.splits + t.d;
+      u64 at = ((u64)row * p.heads + head) * p.splits + t.d;
       if (lane < 4) ((float*)p.part_max)[at] = tile.top[h + j], ((float*)p.part_sum)[at] = sum[j];
       float* out = (float*)p.part_out + at * p.head_dim + (lane >> 2);
 #pragma unroll 1
@@ -141,7 +145,8 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
       for (u32 w = 0; w < p.head_dim / 16; ++w) {
         const float* v = (const float*)&tile.part[w][lane];
         u32 k = head * p.head_dim + w * 16 + (lane >> 2);
-        out[fragment_index(k, t.a)] = to_bf16(v[j] * scale), out[fragment_index(k + 8, t.a)] = to_bf16(v[j + 2] * scale);
+        u32 k16 = p.heads * p.head_dim / 16;
+        out[fragment_index(k, row, k16)] = to_bf16(v[j] * scale), out[fragment_index(k + 8, row, k16)] = to_bf16(v[j + 2] * scale);
       }
     }
   }
@@ -184,7 +189,8 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
   l = 1.f / l;
   if (d < p.head_dim) {
     u16* to = (u16*)p.attention;
-    *(u32*)(to + fragment_index(t.c * p.head_dim + d, row)) = pack_bf16(y.x * l, y.y * l);
-    *(u32*)(to + fragment_index(t.c * p.head_dim + d + 2, row)) = pack_bf16(y.z * l, y.w * l);
+    u32 k16 = p.heads * p.head_dim / 16;
+    *(u32*)(to + fragment_index(t.c * p.head_dim + d, row, k16)) = pack_bf16(y.x * l, y.y * l);
+    *(u32*)(to + fragment_index(t.c * p.head_dim + d + 2, row, k16)) = pack_bf16(y.z * l, y.w * l);
   }
 }

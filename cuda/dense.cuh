@@ -1,6 +1,7 @@
 // The products: QKV, O_PROJ, ROUTER, *_UP, *_DOWN, LM_HEAD.  One math loop, one epilogue each.
 #pragma once
 #include "attention.cuh"
+#include "rows.cuh"
 
 // Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.
 
@@ -114,7 +115,7 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
 }
 
 __device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row) {
-  return (const float*)p.x + ((layer & 1) * ROWS + row) * (u64)p.hidden;
+  return (const float*)p.x + ((layer & 1) * MAX_ROWS + row) * (u64)p.hidden;
 }
 
 __device__ __forceinline__ void o_proj_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
@@ -143,10 +144,15 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
   const Layer& layer = b.layers[t.layer];
   u32 k = t.a + block * 8 + y.r;
   u16* out = (u16*)(t.op == EXPERT_UP ? p.expert_hidden : t.op == SHARED_UP ? p.shared_hidden : p.dense_hidden);
-  if (t.op == EXPERT_UP) out += (u64)t.slot * p.expert_k16 * 16 * ROWS;
+  if (t.op == EXPERT_UP) out += (u64)t.slot * p.expert_k16 * 16 * MAX_ROWS;
+  u32 k16 = t.op == EXPERT_UP ? p.expert_k16 : t.op == SHARED_UP ? p.shared_k16 : p.dense_k16;
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
     u32 row = y.n + j;
+#if MK_ROWS > 8  // an expert's columns are the rows that chose it; what others have there nobody reads
+    if (t.op == EXPERT_UP) row = row < __popcll(routing.rows[t.slot]) ? nth_row(routing.rows[t.slot], row) : MAX_ROWS;
+    if (row >= rows) continue;
+#endif
     float weight = 1;
     if (t.op == EXPERT_UP) {
       weight = 0;
@@ -156,7 +162,7 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
     float gate = y.v[j], up = y.v[j + 2];
     if (t.op == DENSE_UP) gate += bias_of(layer.gate_bias, k), up += bias_of(layer.up_bias, k);
     float h = __fdividef(gate, 1.f + __expf(-gate)) * up * weight;
-    out[fragment_index(k, row)] = row < rows && weight != 0 ? to_bf16(h) : (u16)0;
+    out[fragment_index(k, row, k16)] = row < rows && weight != 0 ? to_bf16(h) : (u16)0;
   }
 }
 
@@ -197,6 +203,38 @@ __device__ __forceinline__ void lm_head_store(Block& b, const Task& t, u32 block
       best.value[j & 1] = v, best.token[j & 1] = token;
   }
 }
+
+#if MK_ROWS > 8
+// The best token so far of each row, a lane for every 32nd one.
+struct RowsBest {
+  float value[(MAX_ROWS + 31) / 32];
+  u32 token[(MAX_ROWS + 31) / 32];
+};
+
+// The best of a tile of eight rows, to the lanes that keep them.
+__device__ __forceinline__ void take_best(RowsBest& rows, const Best& tile, u32 group, u32 lane) {
+  float value[2];
+  u32 token[2];
+#pragma unroll
+  for (u32 j = 0; j < 2; ++j) {
+    value[j] = tile.value[j], token[j] = tile.token[j];
+    for (u32 o = 4; o < 32; o <<= 1) {
+      float v = __shfl_xor_sync(~0u, value[j], o);
+      u32 id = __shfl_xor_sync(~0u, token[j], o);
+      if (id != ~0u && (token[j] == ~0u || v > value[j] || (v == value[j] && id < token[j]))) value[j] = v, token[j] = id;
+    }
+  }
+  u32 from = (lane & 7) >> 1;
+  float v0 = __shfl_sync(~0u, value[0], from), v1 = __shfl_sync(~0u, value[1], from), v = lane & 1 ? v1 : v0;
+  u32 id0 = __shfl_sync(~0u, token[0], from), id1 = __shfl_sync(~0u, token[1], from), id = lane & 1 ? id1 : id0;
+#pragma unroll
+  for (u32 i = 0; i < (MAX_ROWS + 31) / 32; ++i) {
+    bool mine = group / 4 == i && group % 4 == lane / 8 && id != ~0u;
+    if (mine && (rows.token[i] == ~0u || v > rows.value[i] || (v == rows.value[i] && id < rows.token[i])))
+      rows.value[i] = v, rows.token[i] = id;
+  }
+}
+#endif
 
 __device__ __forceinline__ void lm_head_finish(Block& b, const Task& t, u32 rows, Best& best) {
   const Params& p = b.p;

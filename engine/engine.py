@@ -347,9 +347,15 @@ class Engine:
     def _next(self, sequence: Sequence, step: int, result: StepResult, row: int) -> Piece:
         """Pick the token that follows the last one."""
         params, position = sequence.params, len(sequence.tokens) - 1
+        token = int(result.greedy[row])
+        if self.backend.sampling and sequence.asks and token >= 0:  # it is picked
+            if params.logprobs is not None:
+                sequence.logprobs.append(result.told[row])
+            return sequence.accept(token, step, self.config.eos)
         own = result.logits[row]
         logits = sequence.adjusted(own, self.config.eos)
-        token = int(result.greedy[row]) if logits is own and params.temperature == 0 else pick(logits, params, position)
+        if token < 0 or logits is not own or params.temperature:
+            token = pick(logits, params, position)
         if params.logprobs is not None:
             sequence.logprobs.append(logprobs(own, token, params.logprobs))
         return sequence.accept(token, step, self.config.eos)

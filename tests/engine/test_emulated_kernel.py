@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
-from emulated import open_emulated
+from emulated import EmulatedBackend, open_emulated
 from rows import Rows, open_backend, same_bits
 
 from engine.pick import logprobs, pick
@@ -96,3 +96,21 @@ def test_a_launch_ends_where_a_row_is_left_to_the_host(directory):
     plan = StepPlan(np.array([20, 21], i32), np.zeros(2, i32), **asked, sampling=[SamplingParams(temperature=1.0), None])
     result = backend.run(plan, 3)
     assert len(backend.greedy_steps) == 1 and result.greedy[0] == -1 and result.logits.shape[1] == backend.config.vocab
+def test_the_engine_takes_what_the_kernel_picks(tmp_path, monkeypatch):
+    """Drawn, greedy, told, penalised and constrained requests: the same answers whoever picks."""
+    from serving import make_model, params, prompt, tokens_of
+
+    from engine import engine as module
+
+    model = make_model(tmp_path, storage="bfloat16")[0]
+    asks = [{"temperature": 1.0, "seed": 3}, {"temperature": 0.9, "top_p": 0.9, "logprobs": 2}, {"logprobs": 1},
+            {"temperature": 1.0, "frequency_penalty": 1.0}, {"temperature": 1.0, "min_tokens": 2}]  # fmt: skip
+    monkeypatch.setattr(module, "backend_class", lambda name: EmulatedBackend)
+    answers = []
+    for sampling in (False, True):
+        engine = module.Engine(model, backend="cuda", trace=False, pages=16, context=64, sampling=sampling)
+        sequences = [engine.submit(prompt(i)[:4], params(max_tokens=3, **a)) for i, a in enumerate(asks)]
+        answers.append([(tokens_of(engine.stream(s)), s.logprobs) for s in sequences])
+        engine.close()
+    assert answers[0] == answers[1]
+    assert all(len(tokens) == 3 for tokens, _ in answers[0])
