@@ -21,7 +21,8 @@ from mkviz.errors import MkvizError
 from mkviz.graph import Graph, GraphBuilder
 
 OPS = ("embed", "qkv", "attention", "merge", "o_proj", "router", "expert_up", "shared_up", "dense_up", "expert_down",
-       "dense_down", "lm_head", "pick", "sample")  # fmt: skip
+       "dense_down", "lm_head", "pick", "sample",
+       "norm", "top_k")  # fmt: skip
 OP = {name: i for i, name in enumerate(OPS)}
 
 
@@ -57,7 +58,7 @@ class StepShape:
 class StepGraph:
     """A graph and, per task, what its op needs to know: ``args`` i32[tasks, 4].
 
-    embed, pick: first row, end row · sample: first row, end row, part of the vocabulary, parts · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
+    embed, pick, top_k: first row, end row · norm: first row, end row, 1 for the second of the layer · sample: first row, end row, part of the vocabulary, parts · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
     attention: first row, end row, KV head, split · merge: first row, end row, query head · all others: first weight row, rows,
     1 for shared experts.
     """
@@ -97,6 +98,16 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
             macs = matrices * count * k
             add(op, tile=tile, a=(first, count, variant), read=macs * weight_bytes, macs=macs * rows_per_expert, **w)
 
+    def row_tasks(op, raises, second=0, **where):
+        """A task for each row, where SMs do not do it for themselves."""
+        for row in range(rows):
+            add(op, tile=row, a=(row, row + 1, second), raises=[raises], **where)
+        return raises
+
+    def normed(name, waits, second=0, layer=-1):
+        """What products of normed rows wait for."""
+        return waits if tiling.replicate else row_tasks("norm", b.counter(name), second, layer=layer, waits=[waits])
+
     x = b.counter("x.0")
     for tile, (first, end) in enumerate(blocks):
         add("embed", tile=tile, a=(first, end), read=(end - first) * hidden * weight_bytes, raises=[x])
@@ -107,11 +118,14 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         o_tiles = ceil(hidden / tiling.o_proj)
         mid = b.counter(f"mid.{layer}") if not config.parallel else -1
         o_done = [b.counter(f"o.{layer}.{t}") for t in range(o_tiles)]
-        ffn_in = x if config.parallel else mid
+        att_in = normed(f"normed.{layer}", x, layer=layer)
+        ffn_in = att_in if config.parallel else normed(f"normed2.{layer}", mid, 1, layer)
 
         if spec.mlp == "moe":  # first of all: no expert can be loaded before it is known
             router = b.counter(f"router.{layer}")
             matrix("router", config.experts, hidden, tiling.router, layer=layer, waits=[ffn_in], raises=[router])
+            if not tiling.replicate:
+                router = row_tasks("top_k", b.counter(f"top_k.{layer}"), layer=layer, waits=[router])
 
         units = [(h, h // group) for h in range(config.heads)]
         units += [(config.heads + i, i % config.kv_heads) for i in range(2 * config.kv_heads)]
@@ -120,7 +134,7 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
             for p in range(0, d // 2, tiling.qkv_pairs):
                 end = min(p + tiling.qkv_pairs, d // 2)
                 macs = 2 * (end - p) * hidden
-                add("qkv", layer, tile=tile, a=(unit, p, end), read=macs * weight_bytes, macs=macs * rows, waits=[x],
+                add("qkv", layer, tile=tile, a=(unit, p, end), read=macs * weight_bytes, macs=macs * rows, waits=[att_in],
                     raises=[qkv[g]])  # fmt: skip
                 tile += 1
 
@@ -167,7 +181,7 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         matrix(down, hidden, k_down, tiling.o_proj, layer=layer, waits=lambda t, h=hid, o=o_done: [h, o[t]], raises=[x_next])
         x = x_next
     logits, picked = b.counter("logits"), b.counter("picked")  # nobody in this step waits for picked: the next step does
-    matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[x], raises=[logits])
+    matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[normed("normed", x)], raises=[logits])
     if tiling.sample:
         sampled = b.counter("sampled")
         for tile, ((first, end), part) in enumerate(product(blocks, range(tiling.sample))):

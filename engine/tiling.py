@@ -23,6 +23,7 @@ def _tile(rows: int, tiles: int) -> int:
 @dataclass(frozen=True)
 class Tiling:
     """Weight rows per task.  ``qkv_pairs``: pairs of rows of one head (RoPE turns pairs, so a tile never splits one).
+    ``replicate``: whether each SM norms rows and finds their experts for itself; else these are tasks, one a row.
     ``sample``: parts of a row's vocabulary, by the LM head's tiles (0: rows are not drawn by tasks).
 
     No result depends on it.  Tiles that are multiples of 4 rows fill the interpreter's passes.
@@ -36,6 +37,7 @@ class Tiling:
     dense_up: int
     lm_head: int
     sample: int = 0
+    replicate: bool = True
 
     @classmethod
     def for_sms(cls, config: ModelConfig, sms: int) -> Tiling:

@@ -124,7 +124,7 @@ class EmulatedBackend(module.CudaBackend):
             super().__init__(config, weights, **{"trace": 0, "pages": 16, "poll_budget": 1 << 24, "max_steps": 8} | options)
 
     def _compile(self):
-        return self._defines()
+        return {bucket: self._defines(bucket) for bucket in self.buckets}
 
     def _load(self, defines):
         library = compile_host("emulator.cpp", defines)

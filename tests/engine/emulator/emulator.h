@@ -115,6 +115,11 @@ inline unsigned atomicAdd(unsigned* p, unsigned v) {
   *p = old + v;
   return old;
 }
+inline unsigned atomicOr(unsigned* p, unsigned v) {
+  unsigned old = *p;
+  *p = old | v;
+  return old;
+}
 
 // -- collectives: all of the warp take part, as the kernel's own mask says
 
