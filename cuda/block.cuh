@@ -59,7 +59,8 @@ struct Routing {
   u16 chosen[MAX_ROWS][MAX_TOP_K];     // ascending
   float weight[MAX_ROWS][MAX_TOP_K];
 #if MK_ROWS > 8
-  u64 rows[MAX_ACTIVE];                // of each active expert: bit r: row r
+  u16 start[MAX_ACTIVE + 1];           // of each active expert's rows among
+  u8 rows[MAX_ROWS * MAX_TOP_K];       // these, ascending
 #endif
 };
 
@@ -78,7 +79,9 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   Task task[WARPS][2];                 // what each warp is at, and the one before
   u32 position[MAX_ROWS], first[MAX_ROWS], sequence[MAX_ROWS], wants[MAX_ROWS];  // of the rows, at the launch's first step
 #if MK_ROWS > 8
-  u32 by_expert[MAX_EXPERTS][2];       // the loader's, while it lists rows
+  u32 by_expert[MAX_EXPERTS][2];       // the loader's, while it lists rows: bit r: row r
+  u16 slot_of[MAX_EXPERTS];            // the same
+  float4 sums[MATH_WARPS][GROUPS][32]; // of the block that math is at, as in a tile, for each eight columns
 #else
   float norm[2][ROWS][FEEDERS];        // per pass and row: each feeder's part of the sum
 #endif

@@ -1,7 +1,6 @@
 // The products: QKV, O_PROJ, ROUTER, *_UP, *_DOWN, LM_HEAD.  One math loop, one epilogue each.
 #pragma once
 #include "attention.cuh"
-#include "rows.cuh"
 
 // Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.
 
@@ -149,20 +148,25 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
     u32 row = y.n + j;
-#if MK_ROWS > 8  // an expert's columns are the rows that chose it; what others have there nobody reads
-    if (t.op == EXPERT_UP) row = row < __popcll(routing.rows[t.slot]) ? nth_row(routing.rows[t.slot], row) : MAX_ROWS;
-    if (row >= rows) continue;
-#endif
     float weight = 1;
     if (t.op == EXPERT_UP) {
       weight = 0;
+#if MK_ROWS > 8
+      u32 at = routing.start[t.slot] + row;
+      row = at < routing.start[t.slot + 1] ? routing.rows[at] : MAX_ROWS;
+#endif
       for (u32 i = 0; i < p.top_k; ++i)
         if (row < rows && routing.chosen[row][i] == routing.expert[t.slot]) weight = routing.weight[row][i];
     }
     float gate = y.v[j], up = y.v[j + 2];
     if (t.op == DENSE_UP) gate += bias_of(layer.gate_bias, k), up += bias_of(layer.up_bias, k);
     float h = __fdividef(gate, 1.f + __expf(-gate)) * up * weight;
+#if MK_ROWS > 8  // an expert's columns are the rows that chose it, and so is what it leaves
+    u32 columns = t.op == EXPERT_UP ? routing.start[t.slot + 1] - routing.start[t.slot] : rows;
+    if (y.n + j < columns) out[fragment_index(k, y.n + j, k16)] = weight != 0 ? to_bf16(h) : (u16)0;
+#else
     out[fragment_index(k, row, k16)] = row < rows && weight != 0 ? to_bf16(h) : (u16)0;
+#endif
   }
 }
 

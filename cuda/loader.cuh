@@ -91,13 +91,24 @@ struct Loader {
       atomicOr(&b.s.by_expert[expert][row >> 5], 1u << (row & 31));
     }
     __syncwarp();
-#pragma unroll
-    for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
-      u32 expert = q * 32 + lane;
-      u64 rows = (u64)b.s.by_expert[expert][1] << 32 | b.s.by_expert[expert][0];
+    u32 listed = 0;
+#pragma unroll 1
+    for (u32 first = 0; first < MAX_EXPERTS; first += 32) {
+      u32 expert = first + lane, rows = __popc(b.s.by_expert[expert][0]) + __popc(b.s.by_expert[expert][1]), upto = rows;
+      for (u32 o = 1; o < 32; o <<= 1) {
+        u32 before = __shfl_up_sync(~0u, upto, o);
+        if (lane >= o) upto += before;
+      }
       u32 mask = __ballot_sync(~0u, rows != 0), slot = count + __popc(mask & ((1u << lane) - 1));
-      if (rows) r.expert[slot] = expert, r.rows[slot] = rows;
-      count += __popc(mask);
+      if (rows) r.expert[slot] = expert, r.start[slot] = listed + upto - rows, b.s.slot_of[expert] = slot;
+      count += __popc(mask), listed += __shfl_sync(~0u, upto, 31);
+    }
+    if (lane == 0) r.start[count] = listed;
+    __syncwarp();
+    for (u32 i = lane; i < p.rows * p.top_k; i += 32) {
+      u32 row = i / p.top_k, expert = r.chosen[row][i - row * p.top_k];
+      u64 rows = (u64)b.s.by_expert[expert][1] << 32 | b.s.by_expert[expert][0];
+      r.rows[r.start[b.s.slot_of[expert]] + __popcll(rows & ((1ull << row) - 1))] = row;
     }
     if (lane == 0) r.count = count;
     __syncwarp();
@@ -110,7 +121,7 @@ struct Loader {
     for (u32 i = b.lane; i < ROUTE_SLOTS; i += 32) {
       u32 rows = 0;
 #if MK_ROWS > 8
-      rows = i < r.count ? __popcll(r.rows[i]) : 0;
+      rows = i < r.count ? r.start[i + 1] - r.start[i] : 0;
 #else
       for (u32 row = 0; i < r.count && row < b.p.rows; ++row)
         for (u32 k = 0; k < b.p.top_k; ++k) rows += r.chosen[row][k] == r.expert[i];

@@ -99,24 +99,14 @@ struct Math {
 
   // A 16-row block times all rows that it concerns, a tile for every eight of them.
   __device__ __forceinline__ bool block(const Task& t, u32 index) {
-    Next next{*this, t};
-    float c[GROUPS][4] = {};
-    u32 columns = columns_of(b, t, walk), groups = (columns + ROWS - 1) / ROWS;
-    if (t.op == O_PROJ || t.op == DENSE_DOWN || t.op == EXPERT_DOWN) {
-      u64 v = t.op == O_PROJ ? b.p.attention : t.op == DENSE_DOWN ? b.p.dense_hidden : b.p.expert_hidden;
-      bool routed = t.op == EXPERT_DOWN;
-      Parts parts(t.k16, routed ? walk.routing().count : 1, t.tail);
-      Masks masks = {routed ? walk.routing().rows : nullptr, every_row(b.p.rows)};
-      multiply_wide(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, masks, next);
-    } else {
-      multiply_normed(b, c, t, walk, next);
-    }
-#pragma unroll
-    for (u32 g = 0; g < GROUPS; ++g) {
-      if (g >= groups) break;
+    const float4 (&sums)[GROUPS][32] = b.s.sums[b.warp];
+    multiply_wide(b, t, walk, (float*)sums, Next{*this, t});
+    u32 groups = (columns_of(b, t, walk) + ROWS - 1) / ROWS;
+#pragma unroll 1
+    for (u32 g = 0; g < groups; ++g) {
       Tile* tile = open(t);
       if (!tile) return false;
-      tile->part[b.warp][b.lane] = make_float4(c[g][0], c[g][1], c[g][2], c[g][3]);
+      tile->part[b.warp][b.lane] = sums[g][b.lane];
       if (!close(t, *tile, index + 1 == t.blocks && g + 1 == groups)) return false;
     }
     return true;

@@ -1,117 +1,106 @@
-// Products for steps of more than eight rows: each weight fragment is read once and meets all groups of eight rows.  Activations are
-// read from global memory (the L2 cache), where NORM tasks and the storers of other products leave them; the sums of a row are those
-// of the eight-row kernel, fragment by fragment in the same order.
+// Products for steps of more than eight rows: each weight fragment is read once and meets all groups of eight columns.  Activations are
+// read from global memory (the L2 cache), where NORM tasks and the storers of other products leave them.  A column's sums are added
+// as in the eight-row kernel, fragment by fragment in the same order; they wait in shared memory while other columns have their turn.
 #pragma once
 #include "dense.cuh"
 
-// Rows that a product's tiles have as columns: of an expert's up those that chose it, listed; of all others the step's.
-__device__ __forceinline__ u32 columns_of(Block& b, const Task& t, const Walker& walk) {
-  return t.op == EXPERT_UP ? __popcll(walk.routing().rows[t.slot]) : b.p.rows;
-}
+// What a product's units are: each chunk of weights meets the groups of columns in turn.  Experts' down has a part for each active
+// expert, whose columns are the rows that chose it, and a tail for the shared ones; all others have one part.
+struct Units {
+  const Routing* routing;  // null: columns are the step's rows
+  u32 slot, rows;          // first part's slot
+  u32 k16, parts, tail;
+  u32 part = 0, left, n, group = 0, columns;  // left: k16 of the part from this chunk on; n: of this chunk, 0 at the end
 
-static constexpr u32 DEPTH = GROUPS < 4 ? GROUPS : 4;  // groups' fragments that are under way: each four of a lane
+  __device__ __forceinline__ Units(Block& b, const Task& t, const Walker& walk)
+      : routing(is_routed(t.op) ? &walk.routing() : nullptr), slot(t.op == EXPERT_UP ? t.slot : 0), rows(b.p.rows), k16(t.k16),
+        parts(t.op == EXPERT_DOWN ? routing->count : 1), tail(t.tail), left(k16) {
+    enter();
+  }
 
-// One vector of activations, each lane reading its column of group g at `at[g]` (~0: nobody's).
-template <typename Next>
-__device__ __forceinline__ void multiply_listed(Block& b, float (&c)[GROUPS][4], const uint2* v, const u32 (&at)[GROUPS], u32 groups, u32 k16,
-                                                Next next_chunk) {
-  u32 lane = b.lane, f0 = b.warp * 4;
-  uint2 held[DEPTH][4];
-  auto read = [&](uint2 (&to)[4], u32 g, u32 base) {
-    bool mine = at[g] != ~0u;
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) to[i] = mine && base + i < k16 ? __ldcg(v + at[g] + (base + i) * 32) : make_uint2(0, 0);
-  };
-#pragma unroll
-  for (u32 g = 0; g < DEPTH; ++g) read(held[g], g, f0);
-#pragma unroll 1
-  for (u32 base = f0; base < k16 + f0; base += CHUNK_K16) {
-    const uint4* from = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
-    uint4 a[4];
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-      if (base + i < k16) a[i] = from[i * 32];
-#pragma unroll
-    for (u32 g = 0; g < GROUPS; ++g) {
-      if (g < groups) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i)
-          if (base + i < k16) ptx::mma(c[g], a[i], held[g % DEPTH][i].x, held[g % DEPTH][i].y);
-      }
-      read(held[g % DEPTH], (g + DEPTH) % GROUPS, g + DEPTH < GROUPS ? base : base + CHUNK_K16);
+  __device__ __forceinline__ bool listed() const { return routing && part < parts; }
+  __device__ __forceinline__ u32 width() const { return part < parts ? k16 : tail; }
+  __device__ __forceinline__ u32 row(u32 column) const { return routing->rows[routing->start[slot + part] + column]; }
+  __device__ __forceinline__ bool last_group() const { return (group + 1) * ROWS >= columns; }
+
+  __device__ __forceinline__ void enter() {
+    n = min(left, CHUNK_K16);
+    columns = listed() ? routing->start[slot + part + 1] - routing->start[slot + part] : rows;
+  }
+
+  __device__ __forceinline__ void next() {
+    if (!last_group()) {
+      ++group;
+      return;
     }
-    next_chunk.release();
+    group = 0, left -= n;
+    if (left == 0 && part <= parts) {
+      ++part;
+      left = part < parts ? k16 : part == parts ? tail : 0;
+    }
+    enter();
   }
-}
-
-// Products of normed rows: QKV, ROUTER, *_UP, LM_HEAD.
-template <typename Next>
-__device__ __forceinline__ void multiply_normed(Block& b, float (&c)[GROUPS][4], const Task& t, Walker& walk, Next next_chunk) {
-  u64 rows = t.op == EXPERT_UP ? walk.routing().rows[t.slot] : every_row(b.p.rows);
-  u32 at[GROUPS], columns = __popcll(rows);
-#pragma unroll
-  for (u32 g = 0; g < GROUPS; ++g) {
-    u32 column = g * ROWS + (b.lane >> 2), row = t.op == EXPERT_UP && column < columns ? nth_row(rows, column) : column;
-    at[g] = column < columns ? (row >> 3) * t.k16 * 32 + (row & 7) * 4 + (b.lane & 3) : ~0u;
-  }
-  multiply_listed(b, c, (const uint2*)b.p.normed, at, (columns + ROWS - 1) / ROWS, t.k16, next_chunk);
-}
-
-// Which rows the parts of a product have: of experts those that chose them, of all else all.
-struct Masks {
-  const u64* routed;  // null: not routed
-  u64 all;
-  __device__ __forceinline__ u64 of(u32 part, bool tail) const { return routed && !tail ? routed[part] : all; }
 };
 
-// Several vectors behind each other, as Parts has them, into one accumulation; `v` has [part][group][k16], `w` the tail's
-// [group][k16].  Rows that a part has not are taken for zero and not read, groups without any skipped.
+// Columns of a product's tiles: of an expert's up the rows that chose it, of all others the step's.
+__device__ __forceinline__ u32 columns_of(Block& b, const Task& t, const Walker& walk) {
+  return t.op == EXPERT_UP ? walk.routing().start[t.slot + 1] - walk.routing().start[t.slot] : b.p.rows;
+}
+
+// Leaves the sums of this warp in `sums` f32[group][lane][4].
 template <typename Next>
-__device__ __forceinline__ void multiply_wide(Block& b, float (&c)[GROUPS][4], const uint2* v, const uint2* w, Parts parts, Masks masks,
-                                              Next next_chunk) {
-  u32 lane = b.lane, f0 = b.warp * 4, row = lane >> 2, part = 0, read_part = 0;
-  Parts reads = parts;
-  const uint2* from = nullptr;  // of the chunk that is read, and of which part
-  u32 n_read = 0, stride = 0;
-  u64 mask_read = 0;
-  auto next_read = [&] {
-    bool tail = reads.parts == 0;
-    u32 before = reads.parts;
-    const uint2*& at = tail ? w : v;
-    stride = (tail ? parts.tail : parts.k16) * 32, mask_read = masks.of(read_part, tail), from = at + f0 * 32 + lane;
-    n_read = reads.next(), at += n_read * 32;
-    if (!tail && reads.parts != before) v += (GROUPS - 1) * stride, ++read_part;
+__device__ __forceinline__ void multiply_wide(Block& b, const Task& t, const Walker& walk, float* sums, Next next_chunk) {
+  constexpr u32 AHEAD = 4, NOBODY = ~0u;  // units whose activations are under way
+  const Params& p = b.p;
+  u32 lane = b.lane, f0 = b.warp * 4;
+  const uint2* v = (const uint2*)(t.op == O_PROJ        ? p.attention
+                                  : t.op == DENSE_DOWN  ? p.dense_hidden
+                                  : t.op == EXPERT_DOWN ? p.expert_hidden
+                                                        : p.normed);
+  Units units(b, t, walk), reads = units;
+  auto read = [&](uint2 (&to)[4]) {
+    u32 width = reads.width(), column = reads.group * ROWS + (lane >> 2);
+    bool mine = reads.n && column < reads.columns;
+    const uint2* from = reads.part < reads.parts ? v + (u64)reads.part * (GROUPS * 32) * width : (const uint2*)p.shared_hidden;
+    u32 at = t.op == EXPERT_UP && mine ? reads.row(column) : column;
+    from += ((at >> 3) * width + width - reads.left + f0) * 32 + (at & 7) * 4 + (lane & 3);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) to[i] = mine && f0 + i < reads.n ? __ldcg(from + i * 32) : make_uint2(0, 0);
+    if (reads.n) reads.next();
   };
-  auto read = [&](uint2 (&to)[4], u32 g) {
-    bool mine = mask_read >> (g * ROWS + row) & 1;
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) to[i] = mine && f0 + i < n_read ? __ldcg(from + g * stride + i * 32) : make_uint2(0, 0);
-  };
-  uint2 held[DEPTH][4];
-  next_read();
+  for (u32 g = 0; g < GROUPS; ++g) ((float4*)sums)[g * 32 + lane] = make_float4(0, 0, 0, 0);
+  __syncwarp();
+  uint2 held[AHEAD][4];
 #pragma unroll
-  for (u32 g = 0; g < DEPTH; ++g) read(held[g], g);
-  for (;;) {
-    bool tail = parts.parts == 0;
-    u32 before = parts.parts, n = parts.next();
-    if (n == 0) break;
-    u64 mask = masks.of(part, tail);
-    part += !tail && parts.parts != before;
-    const uint4* a_from = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
-    uint4 a[4];
+  for (u32 i = 0; i < AHEAD; ++i) read(held[i]);
+  const uint4* weights = nullptr;
+  while (units.n) {
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-      if (f0 + i < n) a[i] = a_from[i * 32];
+    for (u32 j = 0; j < AHEAD; ++j) {
+      if (units.n == 0) break;
+      if (units.group == 0) weights = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+      bool scattered = t.op == EXPERT_DOWN && units.listed();  // columns are rows of the step, and their sums lie there
+      u32 at[2];  // of the lane's two columns among the sums
 #pragma unroll
-    for (u32 g = 0; g < GROUPS; ++g) {
-      if (mask >> g * ROWS & 255) {
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i)
-          if (f0 + i < n) ptx::mma(c[g], a[i], held[g % DEPTH][i].x, held[g % DEPTH][i].y);
+      for (u32 k = 0; k < 2; ++k) {
+        u32 column = units.group * ROWS + (lane & 3) * 2 + k, row = column;
+        if (scattered) row = column < units.columns ? units.row(column) : NOBODY;
+        at[k] = row == NOBODY ? NOBODY : ((row >> 3) * 32 + (lane & ~3) + ((row & 7) >> 1)) * 4 + (row & 1);
       }
-      if (g == GROUPS - DEPTH) next_read();
-      read(held[g % DEPTH], (g + DEPTH) % GROUPS);
+      float c[4];
+#pragma unroll
+      for (u32 k = 0; k < 4; ++k) c[k] = at[k & 1] != NOBODY ? sums[at[k & 1] + (k & 2)] : 0;
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i)
+        if (f0 + i < units.n) ptx::mma(c, weights[i * 32], held[j][i].x, held[j][i].y);
+#pragma unroll
+      for (u32 k = 0; k < 4; ++k)
+        if (at[k & 1] != NOBODY) sums[at[k & 1] + (k & 2)] = c[k];
+      if (t.op == EXPERT_DOWN) __syncwarp();  // the next part's columns are other lanes'
+      if (units.last_group()) next_chunk.release();
+      units.next();
+      read(held[j]);
     }
-    next_chunk.release();
   }
 }

@@ -32,7 +32,7 @@ from mkviz.schedule import Schedule
 from mkviz.validate import check
 
 FIXED_SHARED = 53 << 10  # bytes of a block's shared memory besides ring, activations and q; the build asserts that it is enough
-WIDE_SHARED = {16: 6 << 10, 32: 10 << 10, 64: 20 << 10}  # more of them in the kernel for so many rows: routing
+WIDE_SHARED = {16: 10 << 10, 32: 22 << 10, 64: 45 << 10}  # more of them in the kernel for so many rows: sums and routing
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
