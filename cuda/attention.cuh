@@ -154,7 +154,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row
 
 // Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
 // All reads of MERGE_AHEAD splits are under way together.
-static constexpr u32 MERGE_AHEAD = MK_BULK ? 16 : 12;  // below sm_90 copies take more registers
+static constexpr u32 MERGE_AHEAD = MK_BULK && !WIDE ? 16 : 12;  // below sm_90 copies take more registers
 
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
   const Params& p = b.p;

@@ -87,6 +87,10 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
 #endif
   u32 poll_budget;
   Abort* abort;
+#if MK_ROWS > 8
+  const Task* tasks;
+  u32 count;
+#endif
   u64 math_team, feeder_team;          // barriers inside a role: not bar.sync, which a warp that has left would hang
 };
 
@@ -98,8 +102,15 @@ struct Block {
   u32* q;        // [2][TASK_ROWS][ROWS][q_stride]
   const Layer* layers;
   u32 q_stride, sm, lane, warp;
-  const Task* tasks;
-  u32 count;
+#if MK_ROWS > 8  // math has no registers to spare
+  __device__ __forceinline__ const Task* tasks() const { return s.tasks; }
+  __device__ __forceinline__ u32 count() const { return s.count; }
+#else
+  const Task* list;
+  u32 length;
+  __device__ __forceinline__ const Task* tasks() const { return list; }
+  __device__ __forceinline__ u32 count() const { return length; }
+#endif
 };
 
 // -- waiting: every wait has a budget of polls, and sees the abort word
@@ -214,10 +225,10 @@ struct Walker {
   // from global memory would be fetched anew after each wait; and the words of the next task, `stride` further on, are under way
   // while this one is done.
   __device__ __forceinline__ const Task& task(u32 i, u32 first = 0, u32 stride = 1) {
-    const u32* words = (const u32*)(b.tasks + i) + b.lane;
+    const u32* words = (const u32*)(b.tasks() + i) + b.lane;
     Task& to = b.s.task[b.warp][turn ^= 1];
     ((u32*)&to)[b.lane] = i == first ? __ldg(words) : ahead;
-    if (i + stride < b.count) ahead = __ldg(words + stride * (sizeof(Task) / 4));
+    if (i + stride < b.count()) ahead = __ldg(words + stride * (sizeof(Task) / 4));
     __syncwarp();
     return to;
   }
@@ -244,7 +255,7 @@ struct Walker {
   __device__ __forceinline__ bool has_work(const Task& t) const {
     if (t.op == ATTENTION) {
       if (!WIDE) return t.a < b.p.rows && keys(t, t.a).pages;
-      for (u32 row = t.a; row < end_row(t); ++row)
+      for (u32 row = t.a, left = rows_of(t); left; --left, ++row)
         if (keys(t, row).pages) return true;
       return false;
     }
@@ -256,8 +267,8 @@ struct Walker {
     return key_range(position(row), b.layers[t.layer].window, t.d);
   }
 
-  // An attention task's rows are t.a .. end_row - 1.
-  __device__ __forceinline__ u32 end_row(const Task& t) const { return WIDE ? min(t.b, b.p.rows) : t.a + 1; }
+  // Rows of an attention task, from t.a on.
+  __device__ __forceinline__ u32 rows_of(const Task& t) const { return WIDE ? max(min(t.b, b.p.rows), t.a) - t.a : 1; }
 };
 
 // -- stamps: a task's times travel from role to role in shared memory

@@ -209,10 +209,10 @@ __device__ __forceinline__ void lm_head_store(Block& b, const Task& t, u32 block
 }
 
 #if MK_ROWS > 8
-// The best token so far of each row, a lane for every 32nd one.
+// The best token so far of each row: rows 0-31 a lane each, and 32-63.
 struct RowsBest {
-  float value[(MAX_ROWS + 31) / 32];
-  u32 token[(MAX_ROWS + 31) / 32];
+  float low, high;
+  u32 low_token = ~0u, high_token = ~0u;
 };
 
 // The best of a tile of eight rows, to the lanes that keep them.
@@ -231,12 +231,12 @@ __device__ __forceinline__ void take_best(RowsBest& rows, const Best& tile, u32 
   u32 from = (lane & 7) >> 1;
   float v0 = __shfl_sync(~0u, value[0], from), v1 = __shfl_sync(~0u, value[1], from), v = lane & 1 ? v1 : v0;
   u32 id0 = __shfl_sync(~0u, token[0], from), id1 = __shfl_sync(~0u, token[1], from), id = lane & 1 ? id1 : id0;
-#pragma unroll
-  for (u32 i = 0; i < (MAX_ROWS + 31) / 32; ++i) {
-    bool mine = group / 4 == i && group % 4 == lane / 8 && id != ~0u;
-    if (mine && (rows.token[i] == ~0u || v > rows.value[i] || (v == rows.value[i] && id < rows.token[i])))
-      rows.value[i] = v, rows.token[i] = id;
-  }
+  bool high = group >= 4, mine = group % 4 == lane / 8 && id != ~0u;
+  float best = high ? rows.high : rows.low;
+  u32 best_token = high ? rows.high_token : rows.low_token;
+  if (!mine || !(best_token == ~0u || v > best || (v == best && id < best_token))) v = best, id = best_token;
+  rows.low = high ? rows.low : v, rows.low_token = high ? rows.low_token : id;
+  rows.high = high ? v : rows.high, rows.high_token = high ? id : rows.high_token;
 }
 #endif
 

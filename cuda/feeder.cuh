@@ -169,7 +169,7 @@ struct Feeder {
     } else if (t.op == ATTENTION) {
       u32 buffer = q_next & 1;
       if (!finished(q_before, t)) return false;
-      for (u32 row = t.a; row < walk.end_row(t); ++row)
+      for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row)
         if (!WIDE || walk.keys(t, row).pages) attention_feed(b, t, row, buffer, thread);
       q_before = q_last, q_last = walk.work + 1, ++q_next;
     }
@@ -182,7 +182,7 @@ struct Feeder {
   __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
-      for (u32 i = 0; i < b.count; ++i)
+      for (u32 i = 0; i < b.count(); ++i)
         if (!task(walk.task(i))) return;
     }
   }

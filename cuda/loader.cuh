@@ -158,7 +158,7 @@ struct Loader {
 #endif
     ++walk.work;
     if (t.op == ATTENTION) {
-      for (u32 row = t.a; row < walk.end_row(t); ++row)
+      for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row)
         if (!pages(t, row)) return false;
     } else if (!weights(t)) {
       return false;
@@ -173,7 +173,7 @@ struct Loader {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       if (walk.step) ptx::fence_copy_engine();  // for pages that the steps before wrote
-      for (u32 i = 0; i < b.count; ++i)
+      for (u32 i = 0; i < b.count(); ++i)
         if (!task(walk.task(i))) return;
     }
   }

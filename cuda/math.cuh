@@ -116,7 +116,7 @@ struct Math {
   __device__ __forceinline__ bool attention(const Task& t) {
     Next next{*this, t};
     u32 last = t.a;
-    for (u32 row = t.a; row < walk.end_row(t); ++row)
+    for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row)
       if (walk.keys(t, row).pages) last = row;
 #pragma unroll 1
     for (u32 row = t.a; row <= last; ++row) {
@@ -196,7 +196,7 @@ struct Math {
   __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
-      for (u32 i = 0; i < b.count; ++i)
+      for (u32 i = 0; i < b.count(); ++i)
         if (!task(walk.task(i))) return;
     }
   }

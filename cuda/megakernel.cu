@@ -37,10 +37,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
     s.poll_budget = p.poll_budget, s.abort = (Abort*)p.abort;
     init_barriers(s, p.stages);
   }
+#if MK_ROWS > 8
+  if (threadIdx.x == 0) {
+    u32 first = ((const u32*)p.task_ptr)[blockIdx.x];
+    s.tasks = (const Task*)p.tasks + first, s.count = ((const u32*)p.task_ptr)[blockIdx.x + 1] - first;
+  }
+  __syncthreads();
+  Block b = {p, s, ring, x, q, (const Layer*)layers, q_stride, blockIdx.x, threadIdx.x & 31, threadIdx.x >> 5};
+#else
   __syncthreads();
   u32 first = ((const u32*)p.task_ptr)[blockIdx.x];
   Block b = {p, s, ring, x, q, (const Layer*)layers, q_stride, blockIdx.x, threadIdx.x & 31, threadIdx.x >> 5,
              (const Task*)p.tasks + first, ((const u32*)p.task_ptr)[blockIdx.x + 1] - first};
+#endif
   if (b.warp < MATH_WARPS) Math(b).run();
   else if (b.warp == LOADER) Loader(b).run();
   else if (b.warp < STORER0) Feeder(b).run();

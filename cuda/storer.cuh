@@ -20,7 +20,7 @@ struct Storer {
   u32 routed;  // routed layers of the whole list
 
   __device__ __forceinline__ explicit Storer(Block& block) : b(block), walk(block, ROLE_STORER), index(block.warp - STORER0) {
-    routed = b.count ? b.tasks[b.count - 1].routed : 0;
+    routed = b.count() ? b.tasks()[b.count() - 1].routed : 0;
 #if MK_TRACE
     if (b.lane == 0)
       ring() = mkviz::Ring((Record*)b.p.records, (Live*)b.p.live, (const u64*)b.p.limit, b.p.ring_capacity, b.sm * STORERS + index);
@@ -129,7 +129,7 @@ struct Storer {
     if (t.op == NORM || t.op == TOP_K) {
       for (u32 row = t.a; row < min(t.b, b.p.rows); ++row)
         if (t.op == NORM) norm_row(b, t, row);
-        else top_k_row(b, row);
+        else top_k_row(b.p, row, b.lane);
       return true;
     }
 #endif
@@ -182,7 +182,7 @@ struct Storer {
 #endif
     if (t.op == ATTENTION) {
 #pragma unroll 1
-      for (u32 row = t.a; row < walk.end_row(t); ++row) {
+      for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row) {
         if (!walk.keys(t, row).pages) continue;
         u32 buffer = tiles & 1;
         if (!walk.wait.barrier(b.s.tile_full[index][buffer], (tiles >> 1) & 1, t.id, walk.step)) return false;
@@ -196,8 +196,6 @@ struct Storer {
       return true;
     }
     RowsBest best;
-#pragma unroll
-    for (u32 i = 0; i < (MAX_ROWS + 31) / 32; ++i) best.token[i] = ~0u;
     u32 groups = (columns_of(b, t, walk) + ROWS - 1) / ROWS;
 #pragma unroll 1
     for (u32 block = 0; block < t.blocks; ++block)
@@ -215,8 +213,8 @@ struct Storer {
       for (u32 i = 0; i < (MAX_ROWS + 31) / 32; ++i) {
         u32 row = i * 32 + b.lane;
         if (row >= b.p.rows) continue;
-        ((float*)b.p.tile_max)[row * b.p.head_tiles + t.tile] = best.value[i];
-        ((u32*)b.p.tile_arg)[row * b.p.head_tiles + t.tile] = best.token[i];
+        ((float*)b.p.tile_max)[row * b.p.head_tiles + t.tile] = i ? best.high : best.low;
+        ((u32*)b.p.tile_arg)[row * b.p.head_tiles + t.tile] = i ? best.high_token : best.low_token;
       }
     }
     return true;
@@ -335,7 +333,7 @@ struct Storer {
         if ((walk.step & 31) == 0) ring().anchor(step_number());
       }
 #endif
-      for (u32 i = index; i < b.count; i += STORERS)
+      for (u32 i = index; i < b.count(); i += STORERS)
         if (!task(walk.task(i, index, STORERS))) return;
       if (!enter(routed, mkviz::NO_TASK)) return;
 #if MK_TRACE

@@ -10,7 +10,7 @@ struct Units {
   const Routing* routing;  // null: columns are the step's rows
   u32 slot, rows;          // first part's slot
   u32 k16, parts, tail;
-  u32 part = 0, left, n, group = 0, columns;  // left: k16 of the part from this chunk on; n: of this chunk, 0 at the end
+  u32 part = 0, left, group = 0, columns;  // left: k16 of the part from this chunk on, 0 at the end
 
   __device__ __forceinline__ Units(Block& b, const Task& t, const Walker& walk)
       : routing(is_routed(t.op) ? &walk.routing() : nullptr), slot(t.op == EXPERT_UP ? t.slot : 0), rows(b.p.rows), k16(t.k16),
@@ -18,13 +18,13 @@ struct Units {
     enter();
   }
 
+  __device__ __forceinline__ u32 n() const { return min(left, CHUNK_K16); }  // of this chunk
   __device__ __forceinline__ bool listed() const { return routing && part < parts; }
   __device__ __forceinline__ u32 width() const { return part < parts ? k16 : tail; }
   __device__ __forceinline__ u32 row(u32 column) const { return routing->rows[routing->start[slot + part] + column]; }
   __device__ __forceinline__ bool last_group() const { return (group + 1) * ROWS >= columns; }
 
   __device__ __forceinline__ void enter() {
-    n = min(left, CHUNK_K16);
     columns = listed() ? routing->start[slot + part + 1] - routing->start[slot + part] : rows;
   }
 
@@ -33,7 +33,7 @@ struct Units {
       ++group;
       return;
     }
-    group = 0, left -= n;
+    group = 0, left -= n();
     if (left == 0 && part <= parts) {
       ++part;
       left = part < parts ? k16 : part == parts ? tail : 0;
@@ -60,13 +60,13 @@ __device__ __forceinline__ void multiply_wide(Block& b, const Task& t, const Wal
   Units units(b, t, walk), reads = units;
   auto read = [&](uint2 (&to)[4]) {
     u32 width = reads.width(), column = reads.group * ROWS + (lane >> 2);
-    bool mine = reads.n && column < reads.columns;
+    bool mine = reads.left && column < reads.columns;
     const uint2* from = reads.part < reads.parts ? v + (u64)reads.part * (GROUPS * 32) * width : (const uint2*)p.shared_hidden;
     u32 at = t.op == EXPERT_UP && mine ? reads.row(column) : column;
     from += ((at >> 3) * width + width - reads.left + f0) * 32 + (at & 7) * 4 + (lane & 3);
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) to[i] = mine && f0 + i < reads.n ? __ldcg(from + i * 32) : make_uint2(0, 0);
-    if (reads.n) reads.next();
+    for (u32 i = 0; i < 4; ++i) to[i] = mine && f0 + i < reads.left ? __ldcg(from + i * 32) : make_uint2(0, 0);
+    if (reads.left) reads.next();
   };
 #pragma unroll
   for (u32 g = 0; g < GROUPS; ++g) ((float4*)sums)[g * 32 + lane] = make_float4(0, 0, 0, 0);
@@ -75,10 +75,10 @@ __device__ __forceinline__ void multiply_wide(Block& b, const Task& t, const Wal
 #pragma unroll
   for (u32 i = 0; i < AHEAD; ++i) read(held[i]);
   const uint4* weights = nullptr;
-  while (units.n) {
+  while (units.left) {
 #pragma unroll
     for (u32 j = 0; j < AHEAD; ++j) {
-      if (units.n == 0) break;
+      if (units.left == 0) break;
       if (units.group == 0) weights = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
       bool scattered = t.op == EXPERT_DOWN && units.listed();  // columns are rows of the step, and their sums lie there
       u32 at[2];  // of the lane's two columns among the sums
@@ -93,7 +93,7 @@ __device__ __forceinline__ void multiply_wide(Block& b, const Task& t, const Wal
       for (u32 k = 0; k < 4; ++k) c[k] = at[k & 1] != NOBODY ? sums[at[k & 1] + (k & 2)] : 0;
 #pragma unroll
       for (u32 i = 0; i < 4; ++i)
-        if (f0 + i < units.n) ptx::mma(c, weights[i * 32], held[j][i].x, held[j][i].y);
+        if (f0 + i < units.left) ptx::mma(c, weights[i * 32], held[j][i].x, held[j][i].y);
 #pragma unroll
       for (u32 k = 0; k < 4; ++k)
         if (at[k & 1] != NOBODY) sums[at[k & 1] + (k & 2)] = c[k];

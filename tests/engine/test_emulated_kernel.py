@@ -114,3 +114,51 @@ def test_the_engine_takes_what_the_kernel_picks(tmp_path, monkeypatch):
         engine.close()
     assert answers[0] == answers[1]
     assert all(len(tokens) == 3 for tokens, _ in answers[0])
+
+
+# -- steps of more than eight rows
+
+
+def many_rows(directory, **options) -> list[np.ndarray]:
+    """Logits of long and short sequences, in steps of any mixture of as many rows as the backend takes."""
+    rng = np.random.default_rng(8)
+    prompts = [rng.integers(3, 97, n).tolist() for n in (40, 3, 71, 1, 12)]
+    rows = Rows(open_emulated(directory, **options), prompts, seed=4)
+    logits = rows.run(most=50)
+    assert max(map(len, rows.plans)) > options.get("rows", 8) // 2
+    return logits
+
+
+@pytest.fixture(scope="module")
+def narrow(directory):
+    return many_rows(directory)
+
+
+@pytest.mark.parametrize("rows", [16, pytest.param(32, marks=pytest.mark.slow), 64])
+def test_a_row_has_the_same_bits_in_every_bucket(directory, narrow, rows):
+    wide = many_rows(directory, rows=rows, seed=rows)
+    assert all(same_bits(a, b) for a, b in zip(narrow, wide, strict=True))
+
+
+def test_wide_steps_are_drawn_from_as_well(directory):
+    """Twenty sequences of a token each: what the rule picks from their logits, and the routes that eight-row steps tell."""
+    i32, n = np.int32, 20
+    tokens = np.random.default_rng(6).integers(3, 97, n).astype(i32)
+    pages, asks = np.arange(n, dtype=i32)[:, None], [ask(i) for i in range(n)]
+    asked = dict(sequence=np.arange(n, dtype=i32), wants_logits=np.ones(n, bool), pages=pages)
+    backend = open_emulated(directory, rows=32, sampling=True, pages=n, trace=1)
+    drawn = backend.step(StepPlan(tokens, np.zeros(n, i32), **asked, sampling=asks))
+    logits = backend.step(StepPlan(tokens, np.zeros(n, i32), **asked)).logits
+    assert drawn.greedy.tolist() == [pick(logits[i], a, 0) for i, a in enumerate(asks)]
+    assert [t.top if t else None for t in drawn.told] == [
+        logprobs(logits[i], 0, a.logprobs).top if a.logprobs is not None else None for i, a in enumerate(asks)
+    ]
+    few = open_emulated(directory, trace=1, pages=n)
+    counts = {}
+    for i in range(0, n, 8):
+        part = slice(i, i + 8)
+        plan = StepPlan(tokens[part], np.zeros(len(tokens[part]), i32), np.arange(len(tokens[part]), dtype=i32),
+                        np.ones(len(tokens[part]), bool), pages[part])  # fmt: skip
+        for layer, _, expert, rows in few.step(plan).routes:
+            counts[layer, expert] = counts.get((layer, expert), 0) + rows
+    assert {(layer, expert): rows for layer, _, expert, rows in drawn.routes} == counts
