@@ -61,22 +61,24 @@ struct RowNorm {
   }
 };
 
-__device__ __forceinline__ void norm_row(Block& b, const Task& t, u32 row) {
-  const Params& p = b.p;
-  bool last = t.layer >= p.layer_count;  // the final norm
-  u32 layer = last ? p.layer_count : t.layer;
-  u64 weight = last ? p.final_norm : t.c ? b.layers[layer].norm2 : b.layers[layer].norm;
-  const float* x = t.c ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row);
-  RowNorm norm = {(const float4*)x, (const float4*)weight, p.hidden / 4, b.lane};
+__device__ __noinline__ void norm_row(const Params& p, const float* x, u64 weight, u32 row, u32 lane) {
+  RowNorm norm = {(const float4*)x, (const float4*)weight, p.hidden / 4, lane};
   float mean = p.centre ? norm.sum(false, 0) / p.hidden : 0;
   float scale = rsqrtf(norm.sum(true, mean) / p.hidden + p.eps);
   norm.write((u16*)p.normed, row, mean, scale);
 }
 
-__device__ __forceinline__ void top_k_row(Block& b, u32 row) {
+__device__ __forceinline__ void norm_row(Block& b, const Task& t, u32 row) {
   const Params& p = b.p;
+  bool last = t.layer >= p.layer_count;  // the final norm
+  u32 layer = last ? p.layer_count : t.layer;
+  u64 weight = last ? p.final_norm : t.c ? b.layers[layer].norm2 : b.layers[layer].norm;
+  norm_row(p, t.c ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row), weight, row, b.lane);
+}
+
+__device__ __noinline__ void top_k_row(const Params& p, u32 row, u32 lane) {
   u32 used[MAX_EXPERTS / 32] = {};
-  route_row(p, row, b.lane, used, [&](u32 k, u32 expert, float weight) {
+  route_row(p, row, lane, used, [&](u32 k, u32 expert, float weight) {
     ((u32*)p.chosen)[row * MAX_TOP_K + k] = expert, ((float*)p.chosen_weight)[row * MAX_TOP_K + k] = weight;
   });
 }
