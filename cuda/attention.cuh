@@ -153,8 +153,9 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row
 }
 
 // Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
-// All reads of MERGE_AHEAD splits are under way together.
-static constexpr u32 MERGE_AHEAD = MK_BULK && !WIDE ? 16 : 12;  // below sm_90 copies take more registers
+// MERGE_BATCH splits get their weights together, which decides the bits; all reads of MERGE_AHEAD are under way together.
+static constexpr u32 MERGE_BATCH = MK_BULK ? 16 : 12;  // below sm_90 copies take more registers
+static constexpr u32 MERGE_AHEAD = WIDE ? MERGE_BATCH / 2 : MERGE_BATCH;
 
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
   const Params& p = b.p;
@@ -166,23 +167,30 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
   float peak = NEG_INF, l = 0;
   float4 y = {0, 0, 0, 0};
 #pragma unroll 1
-  for (u32 base = 0; base < splits; base += MERGE_AHEAD) {
-    u32 n = min(MERGE_AHEAD, splits - base);
+  for (u32 base = 0; base < splits; base += MERGE_BATCH) {
+    u32 n = min(MERGE_BATCH, splits - base);
     float top = lane < n ? __ldcg(tops + base + lane) : NEG_INF, sum = lane < n ? __ldcg(sums + base + lane) : 0;
     float4 v[MERGE_AHEAD];
+    auto read = [&](u32 first) {
 #pragma unroll
-    for (u32 i = 0; i < MERGE_AHEAD; ++i)
-      v[i] = i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
+      for (u32 i = 0; i < MERGE_AHEAD; ++i)
+        v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
+    };
+    if (!WIDE) read(0);
     float last = peak;
     peak = fmaxf(peak, top);
     for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
     float scale = __expf(last - peak), weight = __expf(top - peak);  // of what is there, and of what comes to it
     l = l * scale + weight * sum;
     y.x *= scale, y.y *= scale, y.z *= scale, y.w *= scale;
+#pragma unroll 1
+    for (u32 first = 0; first < MERGE_BATCH; first += MERGE_AHEAD) {
+      if (WIDE) read(first);
 #pragma unroll
-    for (u32 i = 0; i < MERGE_AHEAD; ++i) {
-      float w = __shfl_sync(~0u, weight, i);
-      y.x += w * v[i].x, y.y += w * v[i].y, y.z += w * v[i].z, y.w += w * v[i].w;
+      for (u32 i = 0; i < MERGE_AHEAD; ++i) {
+        float w = __shfl_sync(~0u, weight, first + i);
+        y.x += w * v[i].x, y.y += w * v[i].y, y.z += w * v[i].z, y.w += w * v[i].w;
+      }
     }
   }
   for (u32 o = 16; o; o >>= 1) l += __shfl_xor_sync(~0u, l, o);

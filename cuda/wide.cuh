@@ -50,7 +50,7 @@ __device__ __forceinline__ u32 columns_of(Block& b, const Task& t, const Walker&
 // Leaves the sums of this warp in `sums` f32[group][lane][4].
 template <typename Next>
 __device__ __forceinline__ void multiply_wide(Block& b, const Task& t, const Walker& walk, float* sums, Next next_chunk) {
-  constexpr u32 AHEAD = 4, NOBODY = ~0u;  // units whose activations are under way
+  constexpr u32 AHEAD = MK_BULK ? 4 : 3, NOBODY = ~0u;  // units whose activations are under way; one more spills below sm_90
   const Params& p = b.p;
   u32 lane = b.lane, f0 = b.warp * 4;
   const uint2* v = (const uint2*)(t.op == O_PROJ        ? p.attention

@@ -119,8 +119,13 @@ def logprobs(logits: np.ndarray, token: int, top: int) -> Logprobs:
     Within 4e-7 of the exact logarithm.  Raises :class:`MkvizError` as :func:`weigh` does.
     """
     _, weights = weigh(logits, 1.0)
-    most = np.argsort(-logits, kind="stable")[:top].tolist() if top else ()
-    return logprobs_of(logits[token], [(i, logits[i]) for i in most], logits.max(), int(weights.sum()))
+    return logprobs_of(logits[token], largest_of(logits, top), logits.max(), int(weights.sum()))
+
+
+def largest_of(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
+    """(id, logit) of the ``count`` largest, in the rule's order."""
+    most = np.argsort(-logits, kind="stable")[:count].tolist() if count else ()
+    return [(i, logits[i]) for i in most]
 
 
 def logprobs_of(logit: float, tops: list[tuple[int, float]], largest: float, weight: int) -> Logprobs:
