@@ -15,6 +15,7 @@ import numpy as np
 from cuda_tracing import make_plan, timed
 from evidence import gpu, write
 
+from engine.cuda.abi import BUCKETS
 from engine.cuda.backend import CudaBackend
 from engine.shapes import shape
 from engine.tiling import PAGE
@@ -39,7 +40,8 @@ def main() -> None:
     config = shape(args.shape, args.layers, max_positions=args.context + 1024)
     begin = time.monotonic()
     pages = max(args.rows) * (args.context // PAGE + 8)
-    backend = CudaBackend(config, None, pages=pages, trace=0)
+    bucket = next(b for b in BUCKETS if b >= max(args.rows))
+    backend = CudaBackend(config, None, pages=pages, trace=0, rows=bucket)
     print(f"ready after {time.monotonic() - begin:.1f} s")
     figures = {"shape": args.shape, "layers": len(config.layers), "context": args.context, "steps_per_launch": args.steps,
                "read_ceiling_tb_s": H200.bandwidth / 1e12, "batches": []}  # fmt: skip

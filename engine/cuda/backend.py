@@ -309,7 +309,9 @@ class CudaBackend:
         if not (self.trace and self.config.experts):
             return []
         slots = abi.route_slots(bucket)
-        routes = self._arrays["routes"].get(stream=self._stream).reshape(-1)[: len(self.config.layers) * slots].reshape(-1, slots)
+        routes = (
+            self._arrays["routes"].get(stream=self._stream).reshape(-1)[: len(self.config.layers) * slots].reshape(-1, slots)
+        )
         routed = np.array([s.mlp == "moe" for s in self.config.layers])
         layers, slots = np.nonzero(routes * routed[:, None])
         words = routes[layers, slots]

@@ -44,7 +44,9 @@ def compile_host(source: str, defines: dict[str, int]) -> ctypes.CDLL:
                 text = block.read_text(encoding="utf-8")
                 assert SHARED_LINE in text
                 block.write_text(text.replace(SHARED_LINE, "#define block_memory (emu::shared_memory())"), encoding="utf-8")
-                done = subprocess.run(["g++", *options, "-I.", source, "-o", "out.so"], cwd=folder, capture_output=True, text=True)
+                done = subprocess.run(
+                    ["g++", *options, "-I.", source, "-o", "out.so"], cwd=folder, capture_output=True, text=True
+                )
                 assert done.returncode == 0, done.stderr[:4000]
                 shutil.move(Path(folder) / "out.so", library)
         _built[key] = ctypes.CDLL(str(library))

@@ -287,7 +287,9 @@ def test_layers_name_norms_and_biases(model):
             got = np.ctypeslib.as_array(ctypes.cast(int(layer[name]), ctypes.POINTER(ctypes.c_float)), (count,))
             assert np.array_equal(got, checkpoint.get(full).astype(np.float32))
         if config.qk_norm:
-            got = np.ctypeslib.as_array(ctypes.cast(int(layer["head_norm"]), ctypes.POINTER(ctypes.c_float)), (2, config.head_dim))
+            got = np.ctypeslib.as_array(
+                ctypes.cast(int(layer["head_norm"]), ctypes.POINTER(ctypes.c_float)), (2, config.head_dim)
+            )
             want = [checkpoint.get(f"layers.{i}.{m}_norm").astype(np.float32) for m in "qk"]
             assert np.array_equal(got, want) and not np.array_equal(*want)
         else:
