@@ -1,8 +1,8 @@
-"""What drawing in the kernel costs: microseconds a step of rows that are greedy and of the same rows drawn, in turns, on one backend.
+"""What drawing in the kernel costs: microseconds a step of greedy rows and of the same rows drawn, in turns, on one backend.
 
     python benchmarks/cuda_sampling.py [--layers 6] [--rows 1 8] [--context 1024]
 
-Random weights give logits that are flatter than a language model's, so top_p is the rarest of cases here: it is left to the host.
+Random weights give logits flatter than a language model's, so that top_p alone would be left to the host.
 """
 
 from __future__ import annotations

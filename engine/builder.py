@@ -58,7 +58,8 @@ class StepShape:
 class StepGraph:
     """A graph and, per task, what its op needs to know: ``args`` i32[tasks, 4].
 
-    embed, pick, top_k: first row, end row · norm: first row, end row, 1 for the second of the layer · sample: first row, end row, part of the vocabulary, parts · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
+    embed, pick, top_k: first row, end row · norm: first row, end row, 1 for the second of the layer · sample: first row, end
+    row, part of the vocabulary, parts · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
     attention: first row, end row, KV head, split · merge: first row, end row, query head · all others: first weight row, rows,
     1 for shared experts.
     """

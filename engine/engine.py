@@ -93,7 +93,7 @@ class Engine:
         kind = backend_class(backend)
         for name, value, ok, right in (
             ("backend", backend, not shape or backend == "cuda", "cuda for a shape without weights: they are drawn there"),
-            ("batch", batch, 1 <= batch <= kind.max_rows, f"1 to {kind.max_rows} requests, a row each in a step"),
+            ("batch", batch, 1 <= batch <= (most := options.get("rows", kind.max_rows)), f"1 to {most} requests, a row each in a step"),
             ("queue", queue, queue is None or queue >= 0, "None (any number) or the requests that may wait"),
             ("itl_budget_ms", itl_budget_ms, itl_budget_ms is None or itl_budget_ms > 0, "None or a positive number"),
             ("step_timeout", step_timeout, step_timeout > 0, "a positive number of seconds"),
@@ -111,7 +111,7 @@ class Engine:
         self.pool = PagePool(pages)
         sliding = all(layer.attention == "sliding" for layer in self.config.layers)
         self.batcher = Batcher(
-            self.pool, StepTime(self.config), max_rows=kind.max_rows, batch=batch,
+            self.pool, StepTime(self.config), max_rows=self.backend.max_rows, batch=batch,
             budget_ns=itl_budget_ms and itl_budget_ms * 1e6, window=self.config.window if sliding else 0,
             prefix_cache=prefix_cache, pause_decode=pause_decode,
         )  # fmt: skip

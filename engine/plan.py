@@ -20,8 +20,8 @@ class StepPlan:
     """Rows of one step, in order; rows of one sequence are consecutive positions.
 
     ``token``, ``position``, ``sequence`` i32[rows] (sequence: index into ``pages``), ``wants_logits`` bool[rows],
-    ``pages`` i32[sequences, width]: page of each 64-token block (-1: none).  ``sampling``: of each row, how a backend that samples
-    shall pick its token; None for a row whose logits the caller wants himself.
+    ``pages`` i32[sequences, width]: page of each 64-token block (-1: none).  ``sampling``: of each row, how a backend that
+    samples shall pick its token; None for a row whose logits the caller wants himself.
     """
 
     token: np.ndarray
@@ -37,10 +37,10 @@ class StepPlan:
 
 @dataclass
 class StepResult:
-    """``logits`` f32[rows, vocab] (rows that did not want logits, or whose token a backend that samples has picked, are undefined;
-    valid until the next step), ``greedy`` i32[rows] (-1 where not wanted; of rows of ``plan.sampling`` the token that is picked, -1
-    where that is left to the caller), ``routes`` [(layer, slot, expert, rows)], times in ns.  ``told``: log-probabilities of picked
-    tokens, where asked for."""
+    """``logits`` f32[rows, vocab] (undefined for rows that did not want logits, or whose token a backend that samples has
+    picked; valid until the next step), ``greedy`` i32[rows] (-1 where not wanted; of rows of ``plan.sampling`` the token that is
+    picked, -1 where that is left to the caller), ``routes`` [(layer, slot, expert, rows)], times in ns.  ``told``:
+    log-probabilities of picked tokens, where asked for."""
 
     logits: np.ndarray
     greedy: np.ndarray
@@ -52,7 +52,8 @@ class StepResult:
 
 
 class Backend(Protocol):
-    """Runs steps.  ``name`` is ``cpu`` or ``cuda``; ``max_rows``: of a step; ``sampling``: whether it picks tokens itself; ``graphs``: of each task table, by number;
+    """Runs steps.  ``name`` is ``cpu`` or ``cuda``; ``max_rows``: of a step; ``sampling``: whether it picks tokens itself;
+    ``graphs``: of each task table, by number;
     ``serial``: the number of the next step.  ``program`` builds the task table of a shape, if there is none yet."""
 
     name: str

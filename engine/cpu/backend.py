@@ -15,9 +15,9 @@ from engine.builder import OPS, StepGraph, StepShape, build_graph, layer_splits
 from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cpu import attention, math, ops, routing, sampling
+from engine.cpu.asks import told_of, words_of
 from engine.cpu.binding import Binding, Scratch
 from engine.cpu.params import binding_sizes, load_params, widened_bytes
-from engine.cpu.asks import told_of, words_of
 from engine.cpu.words import pack
 from engine.cpu.worker import NOTHING, SM_WORDS, StepCall, Table, play
 from engine.memory_plan import MemoryPlan, free_host_memory
@@ -34,7 +34,8 @@ MAX_ROWS = ROW_BUCKETS[-1]  # rows of a step
 FUNCTIONS = {
     "embed": ops.embed, "qkv": ops.qkv, "attention": attention.attention, "merge": attention.merge, "o_proj": ops.o_proj,
     "router": ops.router, "expert_up": ops.expert_up, "shared_up": ops.dense_up, "dense_up": ops.dense_up,
-    "expert_down": ops.expert_down, "dense_down": ops.dense_down, "lm_head": ops.lm_head, "pick": sampling.pick, "sample": sampling.sample,
+    "expert_down": ops.expert_down, "dense_down": ops.dense_down, "lm_head": ops.lm_head,
+    "pick": sampling.pick, "sample": sampling.sample,
 }  # fmt: skip
 
 
@@ -53,7 +54,8 @@ class CpuBackend:
 
     ``mode``: ``fp32``, or ``bf16``, which rounds where a kernel rounds and takes only weights that bf16 holds.
     ``pages``: KV pages of 64 tokens.
-    ``sampling``: rows are drawn by tasks, as their plan says.  ``rings``: where records go while ``trace`` is on.  Same input, same bits, whatever ``workers``, ``sms``, ``policy``, batch.
+    ``sampling``: rows are drawn by tasks, as their plan says.
+    ``rings``: where records go while ``trace`` is on.  Same input, same bits, whatever ``workers``, ``sms``, ``policy``, batch.
     ``seed`` > 0 draws the order of play (and, with ``jitter_ns``, delays) at random: for tests.
     """
 
@@ -119,7 +121,8 @@ class CpuBackend:
         a = self._arrays
         return self._params.sizes | {
             "rows": MAX_ROWS, "splits": a["part_max"].shape[2], "pages": pages, "table_width": a["page_table"].shape[1],
-            "head_tiles": a["tile_max"].shape[1], "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "matmul": math.matmul.address,
+            "head_tiles": a["tile_max"].shape[1], "head_tile": self.tiling.lm_head,
+            "sample_parts": self.tiling.sample, "matmul": math.matmul.address,
             "norm_rows": ops.norm.address, "route": routing.route.address,
         }  # fmt: skip
 
@@ -190,7 +193,8 @@ class CpuBackend:
 
         arrays = i32(g, "wait_ptr", "wait_counter", "raise_ptr", "raise_counter") | i32(schedule, "order_ptr", "order", "queue")
         arrays |= {
-            "function": np.array([FUNCTIONS[op].address if op in FUNCTIONS else 0 for op in OPS], np.int64)[g.op], "where": self._where(built),
+            "function": np.array([FUNCTIONS[op].address if op in FUNCTIONS else 0 for op in OPS], np.int64)[g.op],
+            "where": self._where(built),
             "wait_need": np.ascontiguousarray(g.wait_need, np.uint32), "arrivals": g.arrivals,
             "counters": np.zeros(len(g.counters), np.uint32), "raised": np.zeros(len(g.counters), np.int64),
             "tickets": np.zeros(1, np.uint64), "finished": np.zeros(1, np.uint64), "lock": np.zeros(self.sms, np.uint32),

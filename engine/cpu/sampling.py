@@ -1,7 +1,7 @@
 """Sampling ops of the CPU interpreter: the twins of SAMPLE and PICK on a GPU (the rule is :mod:`engine.pick`'s).
 
-Here every row is picked in full: what the kernel keeps candidates for, and leaves to the host where they do not reach, is a search over
-the whole vocabulary.
+Here every row is picked in full: what the kernel keeps candidates for, and leaves to the host where they do not reach, is a
+search over the whole vocabulary.
 """
 
 from __future__ import annotations

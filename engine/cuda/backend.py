@@ -60,8 +60,10 @@ def fixed_shared(bucket: int) -> int:
 
 
 class CudaBackend:
-    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64, a kernel for each of these up to it.  ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.  ``sampling``: rows are
-    drawn in the kernel, as their plan says.
+    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64, with a kernel for each of these numbers up to it.
+
+    ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.  ``sampling``: rows are drawn in the kernel, as their
+    plan says.
 
     ``weights=None`` draws random ones on the device.  Raises MkvizError, before anything is allocated, for a model that the
     kernel does not support or that does not fit.
@@ -138,8 +140,8 @@ class CudaBackend:
     # -- the kernel -----------------------------------------------------------------------------------------------------
 
     def layout(self, rows: int, bucket: int = abi.ROWS) -> tuple[int, int]:
-        """(ring stages, bytes of a block's shared memory) for steps of up to ``rows`` rows in the kernel for ``bucket``: what is
-        left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
+        """(ring stages, bytes of a block's shared memory) for steps of up to ``rows`` rows in the kernel for ``bucket``: what
+        is left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
         c, fixed = self.config, fixed_shared(bucket)
         activations = rows * self.x_stride if bucket == abi.ROWS else 0
         resident = 4 * (activations + 2 * bucket * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
@@ -207,7 +209,8 @@ class CudaBackend:
             "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
             "stages": self.layout(rows, bucket)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
-            "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps, "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
+            "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps,
+            "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
         }.items():  # fmt: skip
             p[name] = value
         return p

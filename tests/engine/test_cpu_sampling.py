@@ -10,7 +10,8 @@ from engine.plan import StepPlan
 from engine.sampling import SamplingParams
 
 FILTERS = [{}, {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 20, "top_p": 0.9, "min_p": 0.01}, {"temperature": 0.2},
-           {"top_p": 1e-12}, {"temperature": 0.0, "logprobs": 3}, {"logprobs": 20, "top_k": 2}, {"temperature": 0.0}]  # fmt: skip
+           {"top_p": 1e-12}, {"temperature": 0.0, "logprobs": 3}, {"logprobs": 20, "top_k": 2},
+           {"temperature": 0.0}]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

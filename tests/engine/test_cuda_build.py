@@ -105,7 +105,8 @@ def test_more_shared_memory_than_reserved_does_not_compile():
 def assertions_of_constants() -> str:
     """C++ that compiles only where the constants of both sides agree."""
     pairs = {f"{name.upper()}": i for i, name in enumerate(OPS)}
-    pairs |= {"PAGE": PAGE, "SPLIT": SPLIT, "ROWS": abi.ROWS, "ROUTE_SLOTS": abi.route_slots(8), "MATH_WARPS": abi.MATH_WARPS, "FEEDERS": abi.FEEDERS,
+    pairs |= {"PAGE": PAGE, "SPLIT": SPLIT, "ROWS": abi.ROWS, "ROUTE_SLOTS": abi.route_slots(8),
+              "MATH_WARPS": abi.MATH_WARPS, "FEEDERS": abi.FEEDERS,
               "STORERS": abi.STORERS, "WARPS": abi.WARPS, "THREADS": build.THREADS, "ROLE_LINES": len(abi.ROLES)}  # fmt: skip
     pairs |= {"mkviz::TASK": record.KIND_TASK, "mkviz::SKIPPED": record.KIND_SKIPPED, "mkviz::PHASES": record.KIND_PHASES,
               "mkviz::SATURATED": record.FLAG_SATURATED, "mkviz::COVERED": record.FLAG_COVERED,

@@ -79,10 +79,10 @@ def ask(i: int) -> SamplingParams:
 def test_sampled_steps(directory):
     """Rows drawn in the kernel, some steps in one launch, against the rule on the logits of a backend that does not sample."""
     plain, sampling = open_emulated(directory), open_emulated(directory, sampling=True, seed=5)
-    rows, steps, vocab, i32 = 5, 4, plain.config.vocab, np.int32
+    rows, steps, i32 = 5, 4, np.int32
     pages = np.arange(rows, dtype=i32)[:, None]
     asks, tokens = [ask(i) for i in range(rows)], np.arange(20, 20 + rows, dtype=i32)
-    asked = dict(sequence=np.arange(rows, dtype=i32), wants_logits=np.ones(rows, bool), pages=pages)
+    asked = {"sequence": np.arange(rows, dtype=i32), "wants_logits": np.ones(rows, bool), "pages": pages}
     launch = sampling.run(StepPlan(tokens, np.zeros(rows, i32), **asked, sampling=asks), steps)
     assert launch.logits.shape == (rows, 0), "nobody needs them"
     got = sampling.greedy_steps
@@ -105,7 +105,7 @@ def test_a_launch_ends_where_a_row_is_left_to_the_host(directory):
     i32 = np.int32
     at = backend.weights.vectors["norm"]
     at[:] = np.inf
-    asked = dict(sequence=np.arange(2, dtype=i32), wants_logits=np.ones(2, bool), pages=np.arange(2, dtype=i32)[:, None])
+    asked = {"sequence": np.arange(2, dtype=i32), "wants_logits": np.ones(2, bool), "pages": np.arange(2, dtype=i32)[:, None]}
     plan = StepPlan(np.array([20, 21], i32), np.zeros(2, i32), **asked, sampling=[SamplingParams(temperature=1.0), None])
     result = backend.run(plan, 3)
     assert len(backend.greedy_steps) == 1 and result.greedy[0] == -1 and result.logits.shape[1] == backend.config.vocab
@@ -171,7 +171,7 @@ def test_wide_steps_are_drawn_from_as_well(directory):
     i32, n = np.int32, 20
     tokens = np.random.default_rng(6).integers(3, 97, n).astype(i32)
     pages, asks = np.arange(n, dtype=i32)[:, None], [ask(i) for i in range(n)]
-    asked = dict(sequence=np.arange(n, dtype=i32), wants_logits=np.ones(n, bool), pages=pages)
+    asked = {"sequence": np.arange(n, dtype=i32), "wants_logits": np.ones(n, bool), "pages": pages}
     backend = open_emulated(directory, rows=32, sampling=True, pages=n, trace=1)
     drawn = backend.step(StepPlan(tokens, np.zeros(n, i32), **asked, sampling=asks))
     logits = backend.step(StepPlan(tokens, np.zeros(n, i32), **asked)).logits

@@ -49,8 +49,9 @@ class Picker:
 
 FILTERS = [
     {}, {"temperature": 0.3}, {"min_p": 0.05}, {"min_p": 1.0}, {"top_k": 1}, {"top_k": 40}, {"top_k": 7, "top_p": 0.8},
-    {"top_p": 0.9}, {"top_p": 0.5, "min_p": 0.1}, {"top_p": 1e-12}, {"temperature": 2.5, "top_k": 150, "top_p": 0.99, "min_p": 0.01},
-    {"temperature": 1e-40}, {"temperature": 1e300, "top_k": 3},
+    {"top_p": 0.9}, {"top_p": 0.5, "min_p": 0.1}, {"top_p": 1e-12}, 
+    {"temperature": 2.5, "top_k": 150, "top_p": 0.99, "min_p": 0.01}, {"temperature": 1e-40},
+    {"temperature": 1e300, "top_k": 3},
 ]  # fmt: skip
 
 
