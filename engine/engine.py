@@ -93,7 +93,7 @@ class Engine:
         kind = backend_class(backend)
         for name, value, ok, right in (
             ("backend", backend, not shape or backend == "cuda", "cuda for a shape without weights: they are drawn there"),
-            ("batch", batch, 1 <= batch <= (most := options.get("rows", kind.max_rows)), f"1 to {most} requests, a row each in a step"),
+            ("batch", batch, 1 <= batch <= (most := options.get("rows", kind.max_rows)), f"1 to {most} requests, a row each"),
             ("queue", queue, queue is None or queue >= 0, "None (any number) or the requests that may wait"),
             ("itl_budget_ms", itl_budget_ms, itl_budget_ms is None or itl_budget_ms > 0, "None or a positive number"),
             ("step_timeout", step_timeout, step_timeout > 0, "a positive number of seconds"),

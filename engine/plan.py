@@ -38,7 +38,7 @@ class StepPlan:
 @dataclass
 class StepResult:
     """``logits`` f32[rows, vocab] (undefined for rows that did not want logits, or whose token a backend that samples has
-    picked; valid until the next step), ``greedy`` i32[rows] (-1 where not wanted; of rows of ``plan.sampling`` the token that is
+    picked; valid until the next step), ``greedy`` i32[rows] (-1 where not wanted; for rows of ``plan.sampling`` what is
     picked, -1 where that is left to the caller), ``routes`` [(layer, slot, expert, rows)], times in ns.  ``told``:
     log-probabilities of picked tokens, where asked for."""
 
