@@ -85,6 +85,7 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 
 // Compiled with -ffp-contract=off: what these say is what is done.
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return a * b + c; }  // not fused: nor is what the compiler would fuse
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
