@@ -27,7 +27,7 @@ __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row,
   const Params& p = b.p;
   u32 group = p.heads / p.kv_heads, pieces = p.head_dim / 8, n = group * pieces;  // of 16 bytes
   u32* to = q_buffer(b, t, buffer, row);
-  const uint4* from = (const uint4*)p.q + ((u64)row * p.heads + t.c * group) * pieces;
+  const uint4* from = (const uint4*)p.q + ((u64)row_of(t, row) * p.heads + t.c * group) * pieces;
   uint4 v[2];  // at most 8 heads x 16 pieces: all are under way before the first is stored
 #pragma unroll
   for (u32 i = 0; i < 2; ++i)
@@ -43,7 +43,7 @@ __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row,
 template <typename Next>
 __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row, Walker& walk, u32 buffer, Tile& tile, Next next_chunk) {
   const Params& p = b.p;
-  KeyRange r = walk.keys(t, row);
+  KeyRange r = walk.keys(t, row_of(t, row));
   u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
   const u32* q = q_buffer(b, t, buffer, row) + (lane >> 2) * b.q_stride + (lane & 3);
   float score[2][4];
@@ -130,7 +130,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row
     if (h + j >= group) continue;
     u32 head = t.c * group + h + j;
     if (slots > 1) {
-      u64 at = ((u64)row * p.heads + head) * p.splits + t.d;
+      u64 at = ((u64)row_of(t, row) * p.heads + head) * p.splits + t.d;
       if (lane < 4) ((float*)p.part_max)[at] = tile.top[h + j], ((float*)p.part_sum)[at] = sum[j];
       float* out = (float*)p.part_out + at * p.head_dim + (lane >> 2);
 #pragma unroll 1
@@ -146,7 +146,8 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row
         const float* v = (const float*)&tile.part[w][lane];
         u32 k = head * p.head_dim + w * 16 + (lane >> 2);
         u32 k16 = p.heads * p.head_dim / 16;
-        out[fragment_index(k, row, k16)] = to_bf16(v[j] * scale), out[fragment_index(k + 8, row, k16)] = to_bf16(v[j + 2] * scale);
+        out[fragment_index(k, row_of(t, row), k16)] = to_bf16(v[j] * scale);
+        out[fragment_index(k + 8, row_of(t, row), k16)] = to_bf16(v[j + 2] * scale);
       }
     }
   }
@@ -171,12 +172,9 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     u32 n = min(MERGE_BATCH, splits - base);
     float top = lane < n ? __ldcg(tops + base + lane) : NEG_INF, sum = lane < n ? __ldcg(sums + base + lane) : 0;
     float4 v[MERGE_AHEAD];
-    auto read = [&](u32 first) {
 #pragma unroll
-      for (u32 i = 0; i < MERGE_AHEAD; ++i)
-        v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
-    };
-    if (!WIDE) read(0);
+    for (u32 i = 0; i < MERGE_AHEAD && !WIDE; ++i)
+      v[i] = i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
     float last = peak;
     peak = fmaxf(peak, top);
     for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
@@ -185,7 +183,9 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     y.x *= scale, y.y *= scale, y.z *= scale, y.w *= scale;
 #pragma unroll 1
     for (u32 first = 0; first < MERGE_BATCH; first += MERGE_AHEAD) {
-      if (WIDE) read(first);
+#pragma unroll
+      for (u32 i = 0; i < MERGE_AHEAD && WIDE; ++i)
+        v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
 #pragma unroll
       for (u32 i = 0; i < MERGE_AHEAD; ++i) {
         float w = __shfl_sync(~0u, weight, first + i);

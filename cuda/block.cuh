@@ -190,6 +190,9 @@ __device__ __forceinline__ KeyRange key_range(u32 position, u32 window, u32 spli
   return {lo, hi, lo / PAGE, (hi - 1) / PAGE - lo / PAGE + 1};
 }
 
+// The row that an attention task is at: without others it is the task's own, read where it is needed.
+__device__ __forceinline__ u32 row_of(const Task& t, u32 row) { return WIDE ? row : t.a; }
+
 // -- walking: every role goes through the SM's whole list and decides alike which tasks have work
 
 struct Walker {

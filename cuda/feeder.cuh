@@ -169,8 +169,9 @@ struct Feeder {
     } else if (t.op == ATTENTION) {
       u32 buffer = q_next & 1;
       if (!finished(q_before, t)) return false;
-      for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row)
-        if (!WIDE || walk.keys(t, row).pages) attention_feed(b, t, row, buffer, thread);
+      if (!WIDE) attention_feed(b, t, t.a, buffer, thread);
+      for (u32 row = t.a, left = WIDE ? walk.rows_of(t) : 0; left; --left, ++row)
+        if (walk.keys(t, row).pages) attention_feed(b, t, row, buffer, thread);
       q_before = q_last, q_last = walk.work + 1, ++q_next;
     }
     __syncwarp();

@@ -38,10 +38,10 @@ struct Loader {
 
   // Pages of a split: keys first, then values.  A page that this step writes is read only after the counter that says so.
   __device__ __forceinline__ bool pages(const Task& t, u32 row) {
-    KeyRange r = walk.keys(t, row);
+    KeyRange r = walk.keys(t, row_of(t, row));
     const Layer& layer = b.layers[t.layer];
-    u32 id = b.lane < r.pages ? page_id(b, row, r.first_page + b.lane) : 0;
-    u32 fresh = (b.s.first[row] + walk.step) / PAGE;  // the first page that this step may write
+    u32 id = b.lane < r.pages ? page_id(b, row_of(t, row), r.first_page + b.lane) : 0;
+    u32 fresh = (b.s.first[row_of(t, row)] + walk.step) / PAGE;  // the first page that this step may write
     bool waited = false;
 #pragma unroll 1
     for (u32 i = 0; i < 2 * r.pages; ++i) {
@@ -55,6 +55,12 @@ struct Loader {
       u32 value = i >= r.pages, page = __shfl_sync(~0u, id, value ? i - r.pages : i);
       if (!chunk(page_address(b.p, page, t.layer, t.c, value), PAGE * b.p.head_dim * 2, t)) return false;
     }
+    return true;
+  }
+
+  __device__ __forceinline__ bool pages_of_rows(const Task& t) {
+    for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row)
+      if (!pages(t, row)) return false;
     return true;
   }
 
@@ -157,12 +163,7 @@ struct Loader {
     __syncwarp();
 #endif
     ++walk.work;
-    if (t.op == ATTENTION) {
-      for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row)
-        if (!pages(t, row)) return false;
-    } else if (!weights(t)) {
-      return false;
-    }
+    if (!(t.op != ATTENTION ? weights(t) : WIDE ? pages_of_rows(t) : pages(t, t.a))) return false;
 #if MK_TRACE
     if (t.op == EXPERT_DOWN && t.tile == 0) note_routes(t.layer);  // once a layer, and not before all experts are under way
 #endif
