@@ -185,7 +185,8 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     for (u32 first = 0; first < MERGE_BATCH; first += MERGE_AHEAD) {
 #pragma unroll
       for (u32 i = 0; i < MERGE_AHEAD && WIDE; ++i)
-        v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
+        v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim))
+                                               : make_float4(0, 0, 0, 0);
 #pragma unroll
       for (u32 i = 0; i < MERGE_AHEAD; ++i) {
         float w = __shfl_sync(~0u, weight, first + i);

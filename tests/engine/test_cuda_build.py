@@ -61,7 +61,7 @@ def test_registers_spills_and_shared_memory(kernels, kernel):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", [90, pytest.param(80, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("variant", [pytest.param(v, marks=[pytest.mark.slow] * (v not in ("all of 8 rows", "all of 64 rows")))
+@pytest.mark.parametrize("variant", [pytest.param(v, marks=[pytest.mark.slow] * (v != "all of 64 rows"))
                                      for v in VARIANTS])  # fmt: skip
 def test_variants_do_not_spill(variant, arch):
     """With records, whose stamps take the most registers."""
