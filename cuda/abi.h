@@ -14,9 +14,9 @@ static constexpr u32 PAGE = 64;       // tokens of a KV page
 static constexpr u32 SPLIT = 256;     // keys of an attention split
 static constexpr u32 MAX_WAITS = 2, MAX_RAISES = 2;
 static constexpr u32 NO_COUNTER = 0xffffffffu;
-static constexpr u32 ROUTE_SLOTS = 128;  // of a layer in the routes table: 8 rows of at most 16 experts
+static constexpr u32 MAX_TOP_K = 16;
 
-enum Op : u32 { EMBED, QKV, ATTENTION, MERGE, O_PROJ, ROUTER, EXPERT_UP, SHARED_UP, DENSE_UP, EXPERT_DOWN, DENSE_DOWN, LM_HEAD, PICK };
+enum Op : u32 { EMBED, QKV, ATTENTION, MERGE, O_PROJ, ROUTER, EXPERT_UP, SHARED_UP, DENSE_UP, EXPERT_DOWN, DENSE_DOWN, LM_HEAD, PICK, SAMPLE, NORM, TOP_K };
 
 // One task, in the order of its SM's list.  128 bytes.
 struct Task {
@@ -38,7 +38,29 @@ struct Layer {
   u32 rope, window, splits, routed;    // RoPE or not; keys seen (0: all); split slots; MoE
   u32 qkv_counter, qkv_arrivals, router_counter, router_arrivals;  // for the loader: KV head g is qkv_counter + g * qkv_step
   u32 qkv_step, pad0;
-  u64 pad1;
+  u64 head_norm;                       // f32[2, head_dim]: of each head of Q, of each of K
+};
+
+// How a row's token is picked (docs/sampling.md).
+enum Ask : u32 { DRAWN = 1, TOLD = 2 };    // by chance; with log-probabilities
+static constexpr u32 CANDIDATES = 1024;    // of a row, among which top_k and top_p cut
+static constexpr u32 MAX_TOLD = 20;        // tokens beside the picked one
+struct Sampling {
+  u32 mode;                                // 0: greedy, no more
+  float temperature;
+  u32 top_k, tops;                         // 0: all; tokens to be told
+  double top_p;
+  u64 min_weight, seed;                    // min_weight: what min_p makes of it
+  u32 choice, pad;
+};
+
+// What log-probabilities are made of: weight of the vocabulary at temperature 1, largest logit, the picked token's; the largest.
+struct Told {
+  u64 weight;
+  float top, logit;
+  u32 count, pad;
+  u32 token[MAX_TOLD];
+  float logits[MAX_TOLD];
 };
 
 // Where a role is: 16 bytes, written with one store.
@@ -61,7 +83,7 @@ struct Params {
   u64 router_logits;                    // f32[8, experts]
   u64 expert_hidden, dense_hidden, shared_hidden;  // bf16 fragments of [slots * width] x 8, [width] x 8
   u64 logits, tile_max, tile_arg, greedy;  // f32[8, vocab], f32[8, tiles], u32[8, tiles], u32[steps, 8]
-  u64 routes;                           // u32[layers, ROUTE_SLOTS]: rows of each slot << 16 | its expert + 1; 0: none
+  u64 routes;                           // u32[layers, ROUTE_SLOTS of block.cuh]: rows of each slot << 16 | its expert + 1; 0: none
   u64 records, live, limit, states;     // Record rings of the storers, live lines, u64[rings], RoleState[sms, roles]
   u32 hidden, heads, kv_heads, head_dim;
   u32 experts, top_k, expert_k16, dense_k16;  // expert_k16: k16 fragments of an expert's width
@@ -72,6 +94,14 @@ struct Params {
   u32 renormalise, shared_average, stages, x_stride;  // x_stride: u32 words between rows of the resident activations
   u32 picked_counter, picked_arrivals, step_high, delay_seed;
   float eps, logit_scale, attention_scale, pad;
+  u64 head_scratch;                           // f32[sms, storers, 8, 32, 4]: heads of Q and K between product and norm
+  u64 sampling, told;                         // Sampling[rows], Told[steps, rows]
+  u64 tile_sums, model_sums;                  // u64[rows, head_tiles], u64[rows, parts]: weights of tiles, of parts at temperature 1
+  u64 candidates, weighed;                    // (token, logit)[rows, CANDIDATES]; (key, weight) of the same
+  u64 cursor;                                 // u32[rows]: how many candidates there are, and whether any logit is bad
+  u32 head_tile, sample_parts;                // tokens of an LM-head tile; SAMPLE tasks of a row
+  u64 normed;                                 // bf16 fragments of [hidden] x 8 for each eight rows: where norms are tasks
+  u64 chosen, chosen_weight;                  // u32[rows, MAX_TOP_K], ascending, f32 of the same: where top-k is a task
 };
 
 // Ring records: see mkviz/record.py.

@@ -18,12 +18,16 @@ __device__ __forceinline__ const char* page_address(const Params& p, u32 id, u32
 __device__ __forceinline__ u32 key_index(u32 token, u32 d, u32 head_dim) { return packed_index(token, d, head_dim / 16); }
 __device__ __forceinline__ u32 value_index(u32 token, u32 d) { return packed_index(d, token, PAGE / 16); }
 
+__device__ __forceinline__ u32* q_buffer(Block& b, const Task& t, u32 buffer, u32 row) {
+  return b.q + (WIDE ? buffer * TASK_ROWS + row - t.a : buffer) * ROWS * b.q_stride;
+}
+
 // Feeder: q of the row's heads of KV head g into a q buffer.  Called by all feeder threads.
-__device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 buffer, u32 thread) {
+__device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row, u32 buffer, u32 thread) {
   const Params& p = b.p;
   u32 group = p.heads / p.kv_heads, pieces = p.head_dim / 8, n = group * pieces;  // of 16 bytes
-  u32* to = b.q + buffer * ROWS * b.q_stride;
-  const uint4* from = (const uint4*)p.q + ((u64)t.a * p.heads + t.c * group) * pieces;
+  u32* to = q_buffer(b, t, buffer, row);
+  const uint4* from = (const uint4*)p.q + ((u64)row_of(t, row) * p.heads + t.c * group) * pieces;
   uint4 v[2];  // at most 8 heads x 16 pieces: all are under way before the first is stored
 #pragma unroll
   for (u32 i = 0; i < 2; ++i)
@@ -37,11 +41,11 @@ __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 buff
 
 // Math: false when the launch is given up.
 template <typename Next>
-__device__ __forceinline__ bool attention_math(Block& b, const Task& t, Walker& walk, u32 buffer, Tile& tile, Next next_chunk) {
+__device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row, Walker& walk, u32 buffer, Tile& tile, Next next_chunk) {
   const Params& p = b.p;
-  KeyRange r = walk.keys(t);
+  KeyRange r = walk.keys(t, row_of(t, row));
   u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
-  const u32* q = b.q + buffer * ROWS * b.q_stride + (lane >> 2) * b.q_stride + (lane & 3);
+  const u32* q = q_buffer(b, t, buffer, row) + (lane >> 2) * b.q_stride + (lane & 3);
   float score[2][4];
 #pragma unroll
   for (u32 i = 0; i < 2; ++i)
@@ -114,7 +118,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, Walker& 
 }
 
 // Storer: the split's output, or with one slot the row's attention itself.
-__device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile) {
+__device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row, const Tile& tile) {
   const Params& p = b.p;
   u32 lane = b.lane, group = p.heads / p.kv_heads, slots = b.layers[t.layer].splits;
   u32 h = (lane & 3) * 2;
@@ -126,7 +130,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
     if (h + j >= group) continue;
     u32 head = t.c * group + h + j;
     if (slots > 1) {
-      u64 at = ((u64)t.a * p.heads + head) * p.splits + t.d;
+      u64 at = ((u64)row_of(t, row) * p.heads + head) * p.splits + t.d;
       if (lane < 4) ((float*)p.part_max)[at] = tile.top[h + j], ((float*)p.part_sum)[at] = sum[j];
       float* out = (float*)p.part_out + at * p.head_dim + (lane >> 2);
 #pragma unroll 1
@@ -141,15 +145,18 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
       for (u32 w = 0; w < p.head_dim / 16; ++w) {
         const float* v = (const float*)&tile.part[w][lane];
         u32 k = head * p.head_dim + w * 16 + (lane >> 2);
-        out[fragment_index(k, t.a)] = to_bf16(v[j] * scale), out[fragment_index(k + 8, t.a)] = to_bf16(v[j + 2] * scale);
+        u32 k16 = p.heads * p.head_dim / 16;
+        out[fragment_index(k, row_of(t, row), k16)] = to_bf16(v[j] * scale);
+        out[fragment_index(k + 8, row_of(t, row), k16)] = to_bf16(v[j + 2] * scale);
       }
     }
   }
 }
 
 // Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
-// All reads of MERGE_AHEAD splits are under way together.
-static constexpr u32 MERGE_AHEAD = MK_BULK ? 16 : 12;  // below sm_90 copies take more registers
+// MERGE_BATCH splits get their weights together, which decides the bits; all reads of MERGE_AHEAD are under way together.
+static constexpr u32 MERGE_BATCH = MK_BULK ? 16 : 12;  // below sm_90 copies take more registers
+static constexpr u32 MERGE_AHEAD = WIDE ? MERGE_BATCH / 2 : MERGE_BATCH;
 
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
   const Params& p = b.p;
@@ -161,12 +168,12 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
   float peak = NEG_INF, l = 0;
   float4 y = {0, 0, 0, 0};
 #pragma unroll 1
-  for (u32 base = 0; base < splits; base += MERGE_AHEAD) {
-    u32 n = min(MERGE_AHEAD, splits - base);
+  for (u32 base = 0; base < splits; base += MERGE_BATCH) {
+    u32 n = min(MERGE_BATCH, splits - base);
     float top = lane < n ? __ldcg(tops + base + lane) : NEG_INF, sum = lane < n ? __ldcg(sums + base + lane) : 0;
     float4 v[MERGE_AHEAD];
 #pragma unroll
-    for (u32 i = 0; i < MERGE_AHEAD; ++i)
+    for (u32 i = 0; i < MERGE_AHEAD && !WIDE; ++i)
       v[i] = i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
     float last = peak;
     peak = fmaxf(peak, top);
@@ -174,17 +181,25 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     float scale = __expf(last - peak), weight = __expf(top - peak);  // of what is there, and of what comes to it
     l = l * scale + weight * sum;
     y.x *= scale, y.y *= scale, y.z *= scale, y.w *= scale;
+#pragma unroll 1
+    for (u32 first = 0; first < MERGE_BATCH; first += MERGE_AHEAD) {
 #pragma unroll
-    for (u32 i = 0; i < MERGE_AHEAD; ++i) {
-      float w = __shfl_sync(~0u, weight, i);
-      y.x += w * v[i].x, y.y += w * v[i].y, y.z += w * v[i].z, y.w += w * v[i].w;
+      for (u32 i = 0; i < MERGE_AHEAD && WIDE; ++i)
+        v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim))
+                                               : make_float4(0, 0, 0, 0);
+#pragma unroll
+      for (u32 i = 0; i < MERGE_AHEAD; ++i) {
+        float w = __shfl_sync(~0u, weight, first + i);
+        y.x += w * v[i].x, y.y += w * v[i].y, y.z += w * v[i].z, y.w += w * v[i].w;
+      }
     }
   }
   for (u32 o = 16; o; o >>= 1) l += __shfl_xor_sync(~0u, l, o);
   l = 1.f / l;
   if (d < p.head_dim) {
     u16* to = (u16*)p.attention;
-    *(u32*)(to + fragment_index(t.c * p.head_dim + d, row)) = pack_bf16(y.x * l, y.y * l);
-    *(u32*)(to + fragment_index(t.c * p.head_dim + d + 2, row)) = pack_bf16(y.z * l, y.w * l);
+    u32 k16 = p.heads * p.head_dim / 16;
+    *(u32*)(to + fragment_index(t.c * p.head_dim + d, row, k16)) = pack_bf16(y.x * l, y.y * l);
+    *(u32*)(to + fragment_index(t.c * p.head_dim + d + 2, row, k16)) = pack_bf16(y.z * l, y.w * l);
   }
 }

@@ -5,11 +5,24 @@
 #ifndef MK_TRACE
 #define MK_TRACE 0  // 0: no timer is read; 1: a record a task; 2: a second record of the phases inside it
 #endif
+#ifndef MK_ROWS
+#define MK_ROWS 8  // most rows of a step: 8, or 16, 32, 64, where norms and top-k are tasks and activations stay in global memory
+#endif
+#ifndef MK_QK_NORM
+#define MK_QK_NORM 0  // 1: heads of Q and K are normed before RoPE; the tile of a QKV task is a whole head
+#endif
+#ifndef MK_SAMPLING
+#define MK_SAMPLING 0  // 1: rows may be drawn, by SAMPLE and PICK
+#endif
 #ifndef MK_DELAYS
 #define MK_DELAYS 0  // 1: random delays at every role edge, for tests
 #endif
 
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
+static constexpr u32 MAX_ROWS = MK_ROWS, GROUPS = MAX_ROWS / ROWS;
+static constexpr bool WIDE = GROUPS > 1;
+static constexpr u32 TASK_ROWS = GROUPS;  // rows of an attention task: an eighth of the bucket
+static constexpr u32 ROUTE_SLOTS = WIDE ? 256 : 128;  // of a layer in the routes table
 static constexpr u32 MATH_WARPS = 8, FEEDERS = 3, STORERS = 4;  // 16 warps: 128 registers a thread
 static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER0 + FEEDERS;
 static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
@@ -18,8 +31,8 @@ static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
 #ifndef MK_EXPERTS
 #define MK_EXPERTS 256  // of the model, or more
 #endif
-static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = (MK_EXPERTS + 31) / 32 * 32, MAX_TOP_K = 16;
-static constexpr u32 MAX_ACTIVE = ROWS * MAX_TOP_K < MAX_EXPERTS ? ROWS * MAX_TOP_K : MAX_EXPERTS;
+static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = (MK_EXPERTS + 31) / 32 * 32;
+static constexpr u32 MAX_ACTIVE = MAX_ROWS * MAX_TOP_K < MAX_EXPERTS ? MAX_ROWS * MAX_TOP_K : MAX_EXPERTS;
 // At level 1 one in so many of an SM's tasks reads the ring's fill, and those whose bytes came last.  0: not read.
 static constexpr u32 FILL_EVERY = MK_TRACE > 1 ? 1 : 4;
 static constexpr u32 STAMPS = 64;     // tasks whose stamps are kept: more than can be in flight between loader and storer
@@ -43,8 +56,12 @@ struct Stamp { u32 owner, ns, claim, ready, begin, end, last_chunk, last_wait, l
 struct Routing {
   u32 count;                           // active experts
   u16 expert[MAX_ACTIVE];              // ascending
-  u16 chosen[ROWS][MAX_TOP_K];         // ascending
-  float weight[ROWS][MAX_TOP_K];
+  u16 chosen[MAX_ROWS][MAX_TOP_K];     // ascending
+  float weight[MAX_ROWS][MAX_TOP_K];
+#if MK_ROWS > 8
+  u16 start[MAX_ACTIVE + 1];           // of each active expert's rows among
+  u8 rows[MAX_ROWS * MAX_TOP_K];       // these, ascending
+#endif
 };
 
 struct Shared {  // the fixed part; ring stages, resident activations and q buffers lie behind it
@@ -60,10 +77,20 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u64 tile_full[STORERS][TILE_BUFFERS], tile_empty[STORERS][TILE_BUFFERS];
   u64 routed[2], routing_free[2];      // loader -> everybody -> loader
   Task task[WARPS][2];                 // what each warp is at, and the one before
-  u32 position[ROWS], first[ROWS], sequence[ROWS], wants[ROWS];  // of the rows, at the launch's first step
+  u32 position[MAX_ROWS], first[MAX_ROWS], sequence[MAX_ROWS], wants[MAX_ROWS];  // of the rows, at the launch's first step
+#if MK_ROWS > 8
+  u32 by_expert[MAX_EXPERTS][2];       // the loader's, while it lists rows: bit r: row r
+  u16 slot_of[MAX_EXPERTS];            // the same
+  float4 sums[MATH_WARPS][GROUPS][32]; // of the block that math is at, as in a tile, for each eight columns
+#else
   float norm[2][ROWS][FEEDERS];        // per pass and row: each feeder's part of the sum
+#endif
   u32 poll_budget;
   Abort* abort;
+#if MK_ROWS > 8
+  const Task* tasks;
+  u32 count;
+#endif
   u64 math_team, feeder_team;          // barriers inside a role: not bar.sync, which a warp that has left would hang
 };
 
@@ -71,12 +98,19 @@ struct Block {
   const Params& p;
   Shared& s;
   char* ring;    // stages x CHUNK
-  u32* x;        // resident activations: bf16 pairs, [rows][x_stride]
-  u32* q;        // [2][ROWS][q_stride]
+  u32* x;        // resident activations: bf16 pairs, [rows][x_stride]; none where WIDE
+  u32* q;        // [2][TASK_ROWS][ROWS][q_stride]
   const Layer* layers;
   u32 q_stride, sm, lane, warp;
-  const Task* tasks;
-  u32 count;
+#if MK_ROWS > 8  // math has no registers to spare
+  __device__ __forceinline__ const Task* tasks() const { return s.tasks; }
+  __device__ __forceinline__ u32 count() const { return s.count; }
+#else
+  const Task* list;
+  u32 length;
+  __device__ __forceinline__ const Task* tasks() const { return list; }
+  __device__ __forceinline__ u32 count() const { return length; }
+#endif
 };
 
 // -- waiting: every wait has a budget of polls, and sees the abort word
@@ -139,7 +173,10 @@ struct Waiter {
   }
 };
 
-__device__ __forceinline__ bool is_vector(u32 op) { return op == EMBED || op == MERGE || op == PICK; }  // storers do these alone
+// Whether storers do it alone.
+__device__ __forceinline__ bool is_vector(u32 op) {
+  return op == EMBED || op == MERGE || op == PICK || (MK_SAMPLING && op == SAMPLE) || (WIDE && (op == NORM || op == TOP_K));
+}
 __device__ __forceinline__ bool is_routed(u32 op) { return op == EXPERT_UP || op == EXPERT_DOWN; }
 
 struct KeyRange { u32 lo, hi, first_page, pages; };  // keys [lo, hi) of a split; pages: 0 when the row has nothing there
@@ -152,6 +189,9 @@ __device__ __forceinline__ KeyRange key_range(u32 position, u32 window, u32 spli
   if (lo >= hi) return {0, 0, 0, 0};
   return {lo, hi, lo / PAGE, (hi - 1) / PAGE - lo / PAGE + 1};
 }
+
+// The row that an attention task is at: without others it is the task's own, read where it is needed.
+__device__ __forceinline__ u32 row_of(const Task& t, u32 row) { return WIDE ? row : t.a; }
 
 // -- walking: every role goes through the SM's whole list and decides alike which tasks have work
 
@@ -188,10 +228,10 @@ struct Walker {
   // from global memory would be fetched anew after each wait; and the words of the next task, `stride` further on, are under way
   // while this one is done.
   __device__ __forceinline__ const Task& task(u32 i, u32 first = 0, u32 stride = 1) {
-    const u32* words = (const u32*)(b.tasks + i) + b.lane;
+    const u32* words = (const u32*)(b.tasks() + i) + b.lane;
     Task& to = b.s.task[b.warp][turn ^= 1];
     ((u32*)&to)[b.lane] = i == first ? __ldg(words) : ahead;
-    if (i + stride < b.count) ahead = __ldg(words + stride * (sizeof(Task) / 4));
+    if (i + stride < b.count()) ahead = __ldg(words + stride * (sizeof(Task) / 4));
     __syncwarp();
     return to;
   }
@@ -216,14 +256,22 @@ struct Walker {
   __device__ __forceinline__ const Routing& routing() const { return b.s.routing[ordinal & 1]; }
 
   __device__ __forceinline__ bool has_work(const Task& t) const {
-    if (t.op == ATTENTION) return t.a < b.p.rows && keys(t).pages;
+    if (t.op == ATTENTION) {
+      if (!WIDE) return t.a < b.p.rows && keys(t, t.a).pages;
+      for (u32 row = t.a, left = rows_of(t); left; --left, ++row)
+        if (keys(t, row).pages) return true;
+      return false;
+    }
     if (t.op == EXPERT_UP) return t.slot < routing().count;
     return true;
   }
 
-  __device__ __forceinline__ KeyRange keys(const Task& t) const {
-    return key_range(position(t.a), b.layers[t.layer].window, t.d);
+  __device__ __forceinline__ KeyRange keys(const Task& t, u32 row) const {
+    return key_range(position(row), b.layers[t.layer].window, t.d);
   }
+
+  // Rows of an attention task, from t.a on.
+  __device__ __forceinline__ u32 rows_of(const Task& t) const { return WIDE ? max(min(t.b, b.p.rows), t.a) - t.a : 1; }
 };
 
 // -- stamps: a task's times travel from role to role in shared memory
@@ -281,3 +329,7 @@ __device__ __forceinline__ constexpr u32 packed_index(u32 row, u32 k, u32 k16) {
   return (((row >> 4) * k16 + (k >> 4)) * 32 + (r & 7) * 4 + ((in & 7) >> 1)) * 8 + ((in >> 3) * 2 + (r >> 3)) * 2 + (in & 1);
 }
 
+// The same of B fragments that hold eight rows behind each other, `k16` fragments each.
+__device__ __forceinline__ u32 fragment_index(u32 k, u32 row, u32 k16) {
+  return WIDE ? (row >> 3) * k16 * (ROWS * 16) + fragment_index(k, row & 7) : fragment_index(k, row);
+}

@@ -80,7 +80,8 @@ __device__ __forceinline__ TileValues sum_tile(const Tile& tile, u32 lane) {
 
 __device__ __forceinline__ float bias_of(u64 bias, u32 i) { return bias ? __ldg((const float*)bias + i) : 0.f; }
 
-// Eight pairs of one head: bias, RoPE, then q to its buffer, or k and v to their pages.
+// Eight pairs of one head: bias and RoPE (where they are not yet there), then q to its buffer, or k and v to their pages.
+template <bool READY = false>
 __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Walker& walk) {
   const Params& p = b.p;
   const Layer& layer = b.layers[t.layer];
@@ -91,9 +92,10 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
   for (u32 j = 0; j < 2; ++j) {
     u32 row = y.n + j;
     if (row >= rows) continue;
-    float one = y.v[j] + bias_of(layer.qkv_bias, t.a * p.head_dim + d0), two = y.v[j + 2] + bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
+    float one = y.v[j], two = y.v[j + 2];
+    if (!READY) one += bias_of(layer.qkv_bias, t.a * p.head_dim + d0), two += bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
     u32 at = walk.position(row);
-    if (which < 2 && layer.rope) {
+    if (!READY && which < 2 && layer.rope) {
       float2 cs = __ldg((const float2*)p.rope_table + (u64)at * half + pair);
       float rotated = one * cs.x - two * cs.y;
       two = two * cs.x + one * cs.y, one = rotated;
@@ -112,7 +114,7 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
 }
 
 __device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row) {
-  return (const float*)p.x + ((layer & 1) * ROWS + row) * (u64)p.hidden;
+  return (const float*)p.x + ((layer & 1) * MAX_ROWS + row) * (u64)p.hidden;
 }
 
 __device__ __forceinline__ void o_proj_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
@@ -141,20 +143,30 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
   const Layer& layer = b.layers[t.layer];
   u32 k = t.a + block * 8 + y.r;
   u16* out = (u16*)(t.op == EXPERT_UP ? p.expert_hidden : t.op == SHARED_UP ? p.shared_hidden : p.dense_hidden);
-  if (t.op == EXPERT_UP) out += (u64)t.slot * p.expert_k16 * 16 * ROWS;
+  if (t.op == EXPERT_UP) out += (u64)t.slot * p.expert_k16 * 16 * MAX_ROWS;
+  u32 k16 = t.op == EXPERT_UP ? p.expert_k16 : t.op == SHARED_UP ? p.shared_k16 : p.dense_k16;
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
     u32 row = y.n + j;
     float weight = 1;
     if (t.op == EXPERT_UP) {
       weight = 0;
+#if MK_ROWS > 8
+      u32 at = routing.start[t.slot] + row;
+      row = at < routing.start[t.slot + 1] ? routing.rows[at] : MAX_ROWS;
+#endif
       for (u32 i = 0; i < p.top_k; ++i)
         if (row < rows && routing.chosen[row][i] == routing.expert[t.slot]) weight = routing.weight[row][i];
     }
     float gate = y.v[j], up = y.v[j + 2];
     if (t.op == DENSE_UP) gate += bias_of(layer.gate_bias, k), up += bias_of(layer.up_bias, k);
     float h = __fdividef(gate, 1.f + __expf(-gate)) * up * weight;
-    out[fragment_index(k, row)] = row < rows && weight != 0 ? to_bf16(h) : (u16)0;
+#if MK_ROWS > 8  // an expert's columns are the rows that chose it, and so is what it leaves
+    u32 columns = t.op == EXPERT_UP ? routing.start[t.slot + 1] - routing.start[t.slot] : rows;
+    if (y.n + j < columns) out[fragment_index(k, y.n + j, k16)] = weight != 0 ? to_bf16(h) : (u16)0;
+#else
+    out[fragment_index(k, row, k16)] = row < rows && weight != 0 ? to_bf16(h) : (u16)0;
+#endif
   }
 }
 
@@ -195,6 +207,38 @@ __device__ __forceinline__ void lm_head_store(Block& b, const Task& t, u32 block
       best.value[j & 1] = v, best.token[j & 1] = token;
   }
 }
+
+#if MK_ROWS > 8
+// The best token so far of each row: rows 0-31 a lane each, and 32-63.
+struct RowsBest {
+  float low, high;
+  u32 low_token = ~0u, high_token = ~0u;
+};
+
+// The best of a tile of eight rows, to the lanes that keep them.
+__device__ __forceinline__ void take_best(RowsBest& rows, const Best& tile, u32 group, u32 lane) {
+  float value[2];
+  u32 token[2];
+#pragma unroll
+  for (u32 j = 0; j < 2; ++j) {
+    value[j] = tile.value[j], token[j] = tile.token[j];
+    for (u32 o = 4; o < 32; o <<= 1) {
+      float v = __shfl_xor_sync(~0u, value[j], o);
+      u32 id = __shfl_xor_sync(~0u, token[j], o);
+      if (id != ~0u && (token[j] == ~0u || v > value[j] || (v == value[j] && id < token[j]))) value[j] = v, token[j] = id;
+    }
+  }
+  u32 from = (lane & 7) >> 1;
+  float v0 = __shfl_sync(~0u, value[0], from), v1 = __shfl_sync(~0u, value[1], from), v = lane & 1 ? v1 : v0;
+  u32 id0 = __shfl_sync(~0u, token[0], from), id1 = __shfl_sync(~0u, token[1], from), id = lane & 1 ? id1 : id0;
+  bool high = group >= 4, mine = group % 4 == lane / 8 && id != ~0u;
+  float best = high ? rows.high : rows.low;
+  u32 best_token = high ? rows.high_token : rows.low_token;
+  if (!mine || !(best_token == ~0u || v > best || (v == best && id < best_token))) v = best, id = best_token;
+  rows.low = high ? rows.low : v, rows.low_token = high ? rows.low_token : id;
+  rows.high = high ? v : rows.high, rows.high_token = high ? id : rows.high_token;
+}
+#endif
 
 __device__ __forceinline__ void lm_head_finish(Block& b, const Task& t, u32 rows, Best& best) {
   const Params& p = b.p;

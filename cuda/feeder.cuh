@@ -40,12 +40,14 @@ struct Feeder {
     }
   }
 
+#if MK_ROWS <= 8
   __device__ __forceinline__ float together(u32 pass, u32 row) const {
     float all = 0;
 #pragma unroll
     for (u32 i = 0; i < FEEDERS; ++i) all += b.s.norm[pass][row][i];
     return all;
   }
+#endif
 
   // Of layer `layer`, the last one's being the final norm.
   __device__ __forceinline__ void load_weight(float4 (&g)[HELD], u32 layer, bool second, u32 base) {
@@ -54,6 +56,7 @@ struct Feeder {
     load(g, base, p.hidden / 4, [&](u32 at) { return __ldg(weight + at); });
   }
 
+#if MK_ROWS <= 8
   // `g` has the first weights.
   __device__ __forceinline__ bool norm(u32 layer, bool second, float4 (&g)[HELD]) {
     const Params& p = b.p;
@@ -100,6 +103,7 @@ struct Feeder {
     }
     return true;
   }
+#endif
 
   // Lane 0 of each feeder polls for its warp: sooner than if one did for all and had to tell them.
   __device__ __forceinline__ bool counters(const Task& t, u32& last_wait) {
@@ -133,7 +137,7 @@ struct Feeder {
     bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD, fresh = false;
     u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
     float4 norm_weight[HELD];
-    if (reads_x(t.op) && (tag != x_tag || walk.step != x_step)) {
+    if (!WIDE && reads_x(t.op) && (tag != x_tag || walk.step != x_step)) {
       fresh = true;
       load_weight(norm_weight, layer, second, 0);  // under way while the counters are awaited
     }
@@ -153,17 +157,21 @@ struct Feeder {
       s.ready = ptx::cycles(), s.last_wait = last_wait;
     }
 #endif
-    if (reads_x(t.op)) {
+    if (!WIDE && reads_x(t.op)) {
+#if MK_ROWS <= 8
       if (fresh) {
         if (!finished(x_last, t)) return false;
         if (!norm(layer, second, norm_weight)) return false;
         x_tag = tag, x_step = walk.step;
       }
+#endif
       x_last = walk.work + 1;
     } else if (t.op == ATTENTION) {
       u32 buffer = q_next & 1;
       if (!finished(q_before, t)) return false;
-      attention_feed(b, t, buffer, thread);
+      if (!WIDE) attention_feed(b, t, t.a, buffer, thread);
+      for (u32 row = t.a, left = WIDE ? walk.rows_of(t) : 0; left; --left, ++row)
+        if (walk.keys(t, row).pages) attention_feed(b, t, row, buffer, thread);
       q_before = q_last, q_last = walk.work + 1, ++q_next;
     }
     __syncwarp();
@@ -175,7 +183,7 @@ struct Feeder {
   __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
-      for (u32 i = 0; i < b.count; ++i)
+      for (u32 i = 0; i < b.count(); ++i)
         if (!task(walk.task(i))) return;
     }
   }

@@ -2,6 +2,7 @@
 // know an address (routing), or where a page is written in this very step.
 #pragma once
 #include "dense.cuh"
+#include "routing.cuh"
 
 struct Loader {
   Block& b;
@@ -36,11 +37,11 @@ struct Loader {
   }
 
   // Pages of a split: keys first, then values.  A page that this step writes is read only after the counter that says so.
-  __device__ __forceinline__ bool pages(const Task& t) {
-    KeyRange r = walk.keys(t);
+  __device__ __forceinline__ bool pages(const Task& t, u32 row) {
+    KeyRange r = walk.keys(t, row_of(t, row));
     const Layer& layer = b.layers[t.layer];
-    u32 id = b.lane < r.pages ? page_id(b, t.a, r.first_page + b.lane) : 0;
-    u32 fresh = (b.s.first[t.a] + walk.step) / PAGE;  // the first page that this step may write
+    u32 id = b.lane < r.pages ? page_id(b, row_of(t, row), r.first_page + b.lane) : 0;
+    u32 fresh = (b.s.first[row_of(t, row)] + walk.step) / PAGE;  // the first page that this step may write
     bool waited = false;
 #pragma unroll 1
     for (u32 i = 0; i < 2 * r.pages; ++i) {
@@ -57,57 +58,19 @@ struct Loader {
     return true;
   }
 
-  // Top-k of every row from the router's logits, by this SM for itself: the largest logits, the lowest expert among equals.
+  __device__ __forceinline__ bool pages_of_rows(const Task& t) {
+    for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row)
+      if (!pages(t, row)) return false;
+    return true;
+  }
+
+  // Top-k of every row from the router's logits, by this SM for itself.
   __device__ __forceinline__ void route() {
     Routing& r = b.s.routing[walk.ordinal & 1];
     const Params& p = b.p;
     u32 lane = b.lane, used[MAX_EXPERTS / 32] = {};
-    for (u32 row = 0; row < p.rows; ++row) {
-      const float* logits = (const float*)p.router_logits + row * p.experts;
-      float v[MAX_EXPERTS / 32], first = 0;
-      u32 taken = 0;  // bit q: this lane's expert 32 q + lane is chosen
-#pragma unroll
-      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) v[q] = q * 32 + lane < p.experts ? __ldcg(logits + q * 32 + lane) : NEG_INF;
-      for (u32 k = 0; k < p.top_k; ++k) {
-        float best = NEG_INF;
-        u32 index = 0xffff;
-#pragma unroll
-        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
-          if (q * 32 + lane < p.experts && !(taken >> q & 1) && (index == 0xffff || v[q] > best)) best = v[q], index = q * 32 + lane;
-        u32 bits = __float_as_uint(best), key = index == 0xffff ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-        u32 top = __reduce_max_sync(~0u, key), winner = __reduce_min_sync(~0u, key == top ? index : 0xffffu);
-        if (k == 0) first = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
-        if (winner == index) taken |= 1u << (index >> 5);
-      }
-      float total = 0;  // of exponentials over the chosen, or over all experts
-      if (p.router_kind) {
-#pragma unroll
-        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
-          if (q * 32 + lane < p.experts && (p.router_kind == 2 || taken >> q & 1)) total += __expf(v[q] - first);
-        for (u32 o = 16; o; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
-      }
-      float weight[MAX_EXPERTS / 32], sum = 0;
-#pragma unroll
-      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
-        weight[q] = taken >> q & 1 ? (p.router_kind ? __expf(v[q] - first) / total : 1.f / (1.f + __expf(-v[q]))) : 0.f;
-        sum += weight[q];
-      }
-      if (p.renormalise) {
-        for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-      } else {
-        sum = 1;
-      }
-      u32 at = 0;
-#pragma unroll
-      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
-        u32 mask = __ballot_sync(~0u, taken >> q & 1);
-        if (taken >> q & 1) {
-          u32 k = at + __popc(mask & ((1u << lane) - 1));
-          r.chosen[row][k] = q * 32 + lane, r.weight[row][k] = weight[q] / sum;
-        }
-        at += __popc(mask), used[q] |= mask;
-      }
-    }
+    for (u32 row = 0; row < p.rows; ++row)
+      route_row(p, row, lane, used, [&](u32 k, u32 expert, float weight) { r.chosen[row][k] = expert, r.weight[row][k] = weight; });
     u32 count = 0;
 #pragma unroll
     for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
@@ -118,13 +81,57 @@ struct Loader {
     __syncwarp();
   }
 
+#if MK_ROWS > 8
+  // The rows' experts, which TOP_K tasks have written, and of each active expert the rows that chose it.
+  __device__ __forceinline__ void list_rows() {
+    Routing& r = b.s.routing[walk.ordinal & 1];
+    const Params& p = b.p;
+    u32 lane = b.lane, count = 0;
+    for (u32 i = lane; i < MAX_EXPERTS; i += 32) b.s.by_expert[i][0] = b.s.by_expert[i][1] = 0;
+    __syncwarp();
+    for (u32 i = lane; i < p.rows * MAX_TOP_K; i += 32) {
+      u32 row = i / MAX_TOP_K, k = i % MAX_TOP_K;
+      if (k >= p.top_k) continue;
+      u32 expert = __ldcg((const u32*)p.chosen + i);
+      r.chosen[row][k] = expert, r.weight[row][k] = __ldcg((const float*)p.chosen_weight + i);
+      atomicOr(&b.s.by_expert[expert][row >> 5], 1u << (row & 31));
+    }
+    __syncwarp();
+    u32 listed = 0;
+#pragma unroll 1
+    for (u32 first = 0; first < MAX_EXPERTS; first += 32) {
+      u32 expert = first + lane, rows = __popc(b.s.by_expert[expert][0]) + __popc(b.s.by_expert[expert][1]), upto = rows;
+      for (u32 o = 1; o < 32; o <<= 1) {
+        u32 before = __shfl_up_sync(~0u, upto, o);
+        if (lane >= o) upto += before;
+      }
+      u32 mask = __ballot_sync(~0u, rows != 0), slot = count + __popc(mask & ((1u << lane) - 1));
+      if (rows) r.expert[slot] = expert, r.start[slot] = listed + upto - rows, b.s.slot_of[expert] = slot;
+      count += __popc(mask), listed += __shfl_sync(~0u, upto, 31);
+    }
+    if (lane == 0) r.start[count] = listed;
+    __syncwarp();
+    for (u32 i = lane; i < p.rows * p.top_k; i += 32) {
+      u32 row = i / p.top_k, expert = r.chosen[row][i - row * p.top_k];
+      u64 rows = (u64)b.s.by_expert[expert][1] << 32 | b.s.by_expert[expert][0];
+      r.rows[r.start[b.s.slot_of[expert]] + __popcll(rows & ((1ull << row) - 1))] = row;
+    }
+    if (lane == 0) r.count = count;
+    __syncwarp();
+  }
+#endif
+
   // For the trace: which expert each slot of the layer has, and how many rows chose it.
   __device__ __forceinline__ void note_routes(u32 layer) {
     const Routing& r = walk.routing();
     for (u32 i = b.lane; i < ROUTE_SLOTS; i += 32) {
       u32 rows = 0;
+#if MK_ROWS > 8
+      rows = i < r.count ? r.start[i + 1] - r.start[i] : 0;
+#else
       for (u32 row = 0; i < r.count && row < b.p.rows; ++row)
         for (u32 k = 0; k < b.p.top_k; ++k) rows += r.chosen[row][k] == r.expert[i];
+#endif
       ((u32*)b.p.routes)[layer * ROUTE_SLOTS + i] = i < r.count ? rows << 16 | (r.expert[i] + 1u) : 0;
     }
   }
@@ -133,7 +140,11 @@ struct Loader {
     const Layer& layer = b.layers[t.layer];
     if (!walk.wait.barrier(b.s.routing_free[walk.ordinal & 1], ((walk.ordinal >> 1) & 1) ^ 1, t.id, walk.step)) return false;
     if (!walk.wait.counter(layer.router_counter, walk.target(layer.router_arrivals, layer.router_arrivals), t.id, walk.step)) return false;
+#if MK_ROWS > 8
+    list_rows();
+#else
     route();
+#endif
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.routed[walk.ordinal & 1]));
     return true;
@@ -152,7 +163,7 @@ struct Loader {
     __syncwarp();
 #endif
     ++walk.work;
-    if (!(t.op == ATTENTION ? pages(t) : weights(t))) return false;
+    if (!(t.op != ATTENTION ? weights(t) : WIDE ? pages_of_rows(t) : pages(t, t.a))) return false;
 #if MK_TRACE
     if (t.op == EXPERT_DOWN && t.tile == 0) note_routes(t.layer);  // once a layer, and not before all experts are under way
 #endif
@@ -163,7 +174,7 @@ struct Loader {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       if (walk.step) ptx::fence_copy_engine();  // for pages that the steps before wrote
-      for (u32 i = 0; i < b.count; ++i)
+      for (u32 i = 0; i < b.count(); ++i)
         if (!task(walk.task(i))) return;
     }
   }

@@ -1,6 +1,9 @@
 // The math warps: tensor-core products over chunks as they land.  Each leaves its partial tile to the task's storer.
 #pragma once
 #include "dense.cuh"
+#if MK_ROWS > 8
+#include "wide.cuh"
+#endif
 
 struct Math {
   Block& b;
@@ -71,6 +74,60 @@ struct Math {
   }
 #endif
 
+#if MK_ROWS > 8
+  // The next tile of the task's storer, free to be written; null: the launch is given up.
+  __device__ __forceinline__ Tile* open(const Task& t) {
+    u32 storer = t.order & (STORERS - 1), n = tiles >> (8 * storer) & 255;
+    if (!walk.wait.barrier(b.s.tile_empty[storer][n & 1], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return nullptr;
+    return &b.s.tile[storer][n & 1];
+  }
+
+  __device__ __forceinline__ bool close(const Task& t, Tile& tile, bool last) {
+    if (failed) return false;
+    u32 storer = t.order & (STORERS - 1), n = tiles >> (8 * storer) & 255;
+#if MK_TRACE
+    if (in_turn()) {
+      if (b.lane == 0) tile.work = walk.work;
+      if (last) write_end(ptx::cycles());
+    }
+#endif
+    __syncwarp();
+    if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_full[storer][n & 1]));
+    tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
+    return true;
+  }
+
+  // A 16-row block times all rows that it concerns, a tile for every eight of them.
+  __device__ __forceinline__ bool block(const Task& t, u32 index) {
+    const float4 (&sums)[GROUPS][32] = b.s.sums[b.warp];
+    multiply_wide(b, t, walk, (float*)sums, Next{*this, t});
+    u32 groups = (columns_of(b, t, walk) + ROWS - 1) / ROWS;
+#pragma unroll 1
+    for (u32 g = 0; g < groups; ++g) {
+      Tile* tile = open(t);
+      if (!tile) return false;
+      tile->part[b.warp][b.lane] = sums[g][b.lane];
+      if (!close(t, *tile, index + 1 == t.blocks && g + 1 == groups)) return false;
+    }
+    return true;
+  }
+
+  // The split of every row of the task that has keys there, a tile each.
+  __device__ __forceinline__ bool attention(const Task& t) {
+    Next next{*this, t};
+    u32 last = t.a;
+    for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row)
+      if (walk.keys(t, row).pages) last = row;
+#pragma unroll 1
+    for (u32 row = t.a; row <= last; ++row) {
+      if (!walk.keys(t, row).pages) continue;
+      Tile* tile = open(t);
+      if (!tile || !attention_math(b, t, row, walk, q_next & 1, *tile, next) || !close(t, *tile, row == last)) return false;
+    }
+    ++q_next;
+    return true;
+  }
+#else
   __device__ __forceinline__ bool block(const Task& t, u32 index) {
     u32 storer = t.order & (STORERS - 1), n = tiles >> (8 * storer) & 255, buffer = n & 1;
     if (!walk.wait.barrier(b.s.tile_empty[storer][buffer], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return false;
@@ -80,7 +137,7 @@ struct Math {
     u32 end;
 #endif
     if (t.op == ATTENTION) {
-      if (!attention_math(b, t, walk, q_next & 1, tile, next)) return false;
+      if (!attention_math(b, t, t.a, walk, q_next & 1, tile, next)) return false;
 #if MK_TRACE
       end = ptx::cycles();
 #endif
@@ -111,6 +168,7 @@ struct Math {
     tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
     return true;
   }
+#endif
 
   __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
@@ -121,9 +179,14 @@ struct Math {
 #if MK_TRACE
     if (in_turn() && !begin(t)) return false;
 #endif
+#if MK_ROWS > 8
+    if (t.op == ATTENTION) {
+      if (!attention(t)) return false;
+    } else
+#endif
     for (u32 i = 0; i < t.blocks; ++i)
       if (!block(t, i)) return false;
-    if (t.op == ATTENTION) ++q_next;
+    if (!WIDE && t.op == ATTENTION) ++q_next;
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.done[walk.work % SLOTS]));
     ++walk.work;
@@ -133,7 +196,7 @@ struct Math {
   __device__ __forceinline__ void run() {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
-      for (u32 i = 0; i < b.count; ++i)
+      for (u32 i = 0; i < b.count(); ++i)
         if (!task(walk.task(i))) return;
     }
   }

@@ -24,9 +24,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
   char* ring = block_memory + (sizeof(Shared) + 127) / 128 * 128;
   u32* q = (u32*)(ring + p.stages * CHUNK);
   u32 q_stride = p.head_dim / 2 + 4;
-  u32* layers = q + 2 * ROWS * q_stride;
+  u32* layers = q + 2 * TASK_ROWS * ROWS * q_stride;
   u32* x = layers + p.layer_count * (sizeof(Layer) / 4);  // last, since it is as long as the step has rows
-  for (u32 i = threadIdx.x; i < 2 * ROWS * q_stride; i += THREADS) q[i] = 0;  // heads beyond the group stay zero
+  for (u32 i = threadIdx.x; i < 2 * TASK_ROWS * ROWS * q_stride; i += THREADS) q[i] = 0;  // heads beyond the group stay zero
   for (u32 i = threadIdx.x; i < p.layer_count * (sizeof(Layer) / 4); i += THREADS) layers[i] = __ldg((const u32*)p.layers + i);
   for (u32 i = threadIdx.x; i < p.rows; i += THREADS) {
     s.position[i] = ((const u32*)p.position)[i], s.first[i] = ((const u32*)p.first)[i];
@@ -37,10 +37,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
     s.poll_budget = p.poll_budget, s.abort = (Abort*)p.abort;
     init_barriers(s, p.stages);
   }
+#if MK_ROWS > 8
+  if (threadIdx.x == 0) {
+    u32 first = ((const u32*)p.task_ptr)[blockIdx.x];
+    s.tasks = (const Task*)p.tasks + first, s.count = ((const u32*)p.task_ptr)[blockIdx.x + 1] - first;
+  }
+  __syncthreads();
+  Block b = {p, s, ring, x, q, (const Layer*)layers, q_stride, blockIdx.x, threadIdx.x & 31, threadIdx.x >> 5};
+#else
   __syncthreads();
   u32 first = ((const u32*)p.task_ptr)[blockIdx.x];
   Block b = {p, s, ring, x, q, (const Layer*)layers, q_stride, blockIdx.x, threadIdx.x & 31, threadIdx.x >> 5,
              (const Task*)p.tasks + first, ((const u32*)p.task_ptr)[blockIdx.x + 1] - first};
+#endif
   if (b.warp < MATH_WARPS) Math(b).run();
   else if (b.warp == LOADER) Loader(b).run();
   else if (b.warp < STORER0) Feeder(b).run();

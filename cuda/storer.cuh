@@ -2,6 +2,16 @@
 // products (EMBED, MERGE, PICK) are theirs alone.  Task i of the SM's list belongs to storer i mod 4.
 #pragma once
 #include "dense.cuh"
+#if MK_SAMPLING
+#include "pick.cuh"
+#endif
+#if MK_ROWS > 8
+#include "row_tasks.cuh"
+#include "wide.cuh"
+#endif
+#if MK_QK_NORM
+#include "head_norm.cuh"
+#endif
 
 struct Storer {
   Block& b;
@@ -10,7 +20,7 @@ struct Storer {
   u32 routed;  // routed layers of the whole list
 
   __device__ __forceinline__ explicit Storer(Block& block) : b(block), walk(block, ROLE_STORER), index(block.warp - STORER0) {
-    routed = b.count ? b.tasks[b.count - 1].routed : 0;
+    routed = b.count() ? b.tasks()[b.count() - 1].routed : 0;
 #if MK_TRACE
     if (b.lane == 0)
       ring() = mkviz::Ring((Record*)b.p.records, (Live*)b.p.live, (const u64*)b.p.limit, b.p.ring_capacity, b.sm * STORERS + index);
@@ -75,13 +85,23 @@ struct Storer {
         u32 other = __shfl_xor_sync(~0u, token, o);
         if (other != ~0u && (token == ~0u || v > best || (v == best && other < token))) best = v, token = other;
       }
+#if MK_SAMPLING
+      Told& told = ((Told*)p.told)[walk.step * MAX_ROWS + row];
+      token = pick_row(p, row, walk.position(row), p.sample_parts, best, token, told, b.lane);
+      if (token == LEFT_TO_HOST && b.lane == 0 && walk.step + 1 < p.steps) ((u32*)p.go)[walk.step + 1] = 0;
+#endif
       if (b.lane == 0) {
-        ((u32*)p.greedy)[walk.step * ROWS + row] = token;
+        ((u32*)p.greedy)[walk.step * MAX_ROWS + row] = token;
         if (walk.step + 1 < p.steps) ((u32*)p.token)[row] = token;
       }
     }
+#if MK_SAMPLING
+    // every step goes on, as the host has written, unless a pick says no
+    if (t.tile == 0 && b.lane == 0 && walk.step + 1 < p.steps && *(volatile u32*)p.stop) ((u32*)p.go)[walk.step + 1] = 0;
+#else
     // one task decides for the whole grid whether the next step is run
     if (t.tile == 0 && b.lane == 0 && walk.step + 1 < p.steps) ((u32*)p.go)[walk.step + 1] = *(volatile u32*)p.stop == 0;
+#endif
   }
 
   __device__ __forceinline__ bool vector_task(const Task& t, u32& last_wait) {
@@ -98,6 +118,21 @@ struct Storer {
 
   __device__ __forceinline__ bool vector_run(const Task& t) {
     if (t.a >= b.p.rows) return false;
+#if MK_SAMPLING
+    if (t.op == SAMPLE) {
+      bool worked = false;
+      for (u32 row = t.a; row < min(t.b, b.p.rows); ++row) worked |= sample(b.p, row, t.c, b.p.sample_parts, b.lane);
+      return worked;
+    }
+#endif
+#if MK_ROWS > 8
+    if (t.op == NORM || t.op == TOP_K) {
+      for (u32 row = t.a; row < min(t.b, b.p.rows); ++row)
+        if (t.op == NORM) norm_row(b, t, row);
+        else top_k_row(b.p, row, b.lane);
+      return true;
+    }
+#endif
     if (t.op == EMBED) embed(t);
     else if (t.op == PICK) pick(t);
     else
@@ -107,7 +142,88 @@ struct Storer {
 
   // -- finished tiles
 
+#if MK_QK_NORM || MK_ROWS > 8
+  // The next finished tile: its sums, and room for another.  False: the launch is given up.
+  __device__ __forceinline__ bool next_tile(const Task& t, TileValues& y, u32& work) {
+    u32 buffer = tiles & 1;
+    if (!walk.wait.barrier(b.s.tile_full[index][buffer], (tiles >> 1) & 1, t.id, walk.step)) return false;
+    const Tile& tile = b.s.tile[index][buffer];
+    work = tile.work, y = sum_tile(tile, b.lane);
+    __syncwarp();
+    if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_empty[index][buffer]));
+    ++tiles;
+    return true;
+  }
+#endif
+
+#if MK_QK_NORM
+  __device__ __forceinline__ bool head_task(const Task& t, u32& work) {
+    Head head(b, t, index);
+    TileValues y;
+    u32 groups = WIDE ? (b.p.rows + ROWS - 1) / ROWS : 1;
+#pragma unroll 1
+    for (u32 block = 0; block < t.blocks; ++block)
+#pragma unroll 1
+      for (u32 group = 0; group < groups; ++group) {
+        if (!next_tile(t, y, work)) return false;
+        y.n += group * ROWS;
+        head.add(block, group, y, walk);
+      }
+#pragma unroll 1
+    for (u32 group = 0; group < groups; ++group) head.store(group, b.lane >> 2, group * ROWS + (b.lane & 3) * 2, walk);
+    return true;
+  }
+#endif
+
+#if MK_ROWS > 8
   __device__ __forceinline__ bool tile_task(const Task& t, u32& work) {
+#if MK_QK_NORM
+    if (t.op == QKV && t.a < b.p.heads + b.p.kv_heads) return head_task(t, work);
+#endif
+    if (t.op == ATTENTION) {
+#pragma unroll 1
+      for (u32 row = t.a, left = walk.rows_of(t); left; --left, ++row) {
+        if (!walk.keys(t, row).pages) continue;
+        u32 buffer = tiles & 1;
+        if (!walk.wait.barrier(b.s.tile_full[index][buffer], (tiles >> 1) & 1, t.id, walk.step)) return false;
+        const Tile& tile = b.s.tile[index][buffer];
+        work = tile.work;
+        attention_store(b, t, row, tile);
+        __syncwarp();
+        if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_empty[index][buffer]));
+        ++tiles;
+      }
+      return true;
+    }
+    RowsBest best;
+    u32 groups = (columns_of(b, t, walk) + ROWS - 1) / ROWS;
+#pragma unroll 1
+    for (u32 block = 0; block < t.blocks; ++block)
+#pragma unroll 1
+      for (u32 group = 0; group < groups; ++group) {
+        TileValues y;
+        if (!next_tile(t, y, work)) return false;
+        y.n += group * ROWS;
+        Best of_tile = {{0, 0}, {~0u, ~0u}};
+        finish(t, block, y, of_tile);
+        if (t.op == LM_HEAD) take_best(best, of_tile, group, b.lane);
+      }
+    if (t.op == LM_HEAD) {
+#pragma unroll
+      for (u32 i = 0; i < (MAX_ROWS + 31) / 32; ++i) {
+        u32 row = i * 32 + b.lane;
+        if (row >= b.p.rows) continue;
+        ((float*)b.p.tile_max)[row * b.p.head_tiles + t.tile] = i ? best.high : best.low;
+        ((u32*)b.p.tile_arg)[row * b.p.head_tiles + t.tile] = i ? best.high_token : best.low_token;
+      }
+    }
+    return true;
+  }
+#else
+  __device__ __forceinline__ bool tile_task(const Task& t, u32& work) {
+#if MK_QK_NORM
+    if (t.op == QKV && t.a < b.p.heads + b.p.kv_heads) return head_task(t, work);
+#endif
     Best best = {{0, 0}, {~0u, ~0u}};
     for (u32 block = 0; block < t.blocks; ++block, ++tiles) {
       u32 buffer = tiles & 1;
@@ -115,7 +231,7 @@ struct Storer {
       const Tile& tile = b.s.tile[index][buffer];
       work = tile.work;
       if (t.op == ATTENTION) {
-        attention_store(b, t, tile);
+        attention_store(b, t, t.a, tile);
       } else {
         TileValues y = sum_tile(tile, b.lane);
         finish(t, block, y, best);
@@ -126,6 +242,7 @@ struct Storer {
     if (t.op == LM_HEAD) lm_head_finish(b, t, b.p.rows, best);
     return true;
   }
+#endif
 
   __device__ __forceinline__ void finish(const Task& t, u32 block, const TileValues& y, Best& best) {
     u32 rows = b.p.rows;
@@ -216,7 +333,7 @@ struct Storer {
         if ((walk.step & 31) == 0) ring().anchor(step_number());
       }
 #endif
-      for (u32 i = index; i < b.count; i += STORERS)
+      for (u32 i = index; i < b.count(); i += STORERS)
         if (!task(walk.task(i, index, STORERS))) return;
       if (!enter(routed, mkviz::NO_TASK)) return;
 #if MK_TRACE

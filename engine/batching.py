@@ -81,18 +81,19 @@ class Step:
         return [(sequence.computed, count) for sequence, count in self.rows]
 
     def for_backend(self) -> StepPlan:
-        token, position, owner, wants = [], [], [], []
+        token, position, owner, wants, asks = [], [], [], [], []
         for i, (sequence, count) in enumerate(self.rows):
             stop, prompt = sequence.computed + count, sequence.prompt_rows_wanted
             token += sequence.tokens[sequence.computed : stop]
             position += range(sequence.computed, stop)
             owner += [i] * count
             wants += [p in prompt or p == len(sequence.tokens) - 1 for p in range(sequence.computed, stop)]
+            asks += [None] * (count - 1) + [sequence.asks if stop == len(sequence.tokens) else None]
         pages = np.full((len(self.rows), max(len(s.pages) for s, _ in self.rows)), -1, np.int32)
         for i, (sequence, _) in enumerate(self.rows):
             pages[i, : len(sequence.pages)] = sequence.pages
         i32 = np.int32
-        return StepPlan(np.array(token, i32), np.array(position, i32), np.array(owner, i32), np.array(wants), pages)
+        return StepPlan(np.array(token, i32), np.array(position, i32), np.array(owner, i32), np.array(wants), pages, asks)
 
 
 def shares(wanted: list[int], total: int) -> list[int]:

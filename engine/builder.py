@@ -10,6 +10,7 @@ l + 1 is complete only after all of its tiles), so one buffer of each intermedia
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 
 import numpy as np
@@ -20,7 +21,8 @@ from mkviz.errors import MkvizError
 from mkviz.graph import Graph, GraphBuilder
 
 OPS = ("embed", "qkv", "attention", "merge", "o_proj", "router", "expert_up", "shared_up", "dense_up", "expert_down",
-       "dense_down", "lm_head", "pick")  # fmt: skip
+       "dense_down", "lm_head", "pick", "sample",
+       "norm", "top_k")  # fmt: skip
 OP = {name: i for i, name in enumerate(OPS)}
 
 
@@ -56,7 +58,8 @@ class StepShape:
 class StepGraph:
     """A graph and, per task, what its op needs to know: ``args`` i32[tasks, 4].
 
-    embed, pick: first row, end row · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
+    embed, pick, top_k: first row, end row · norm: first row, end row, 1 for the second of the layer · sample: first row, end
+    row, part of the vocabulary, parts · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
     attention: first row, end row, KV head, split · merge: first row, end row, query head · all others: first weight row, rows,
     1 for shared experts.
     """
@@ -102,6 +105,16 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         read, macs = matrices * count * k * weight_bytes, matrices * count * (rows * k if inputs is None else inputs)
         add(op, len(first), (first, count, variant), read, macs, **where)
 
+    def row_tasks(op, raises, second=0, **where):
+        """A task for each row, where SMs do not do it for themselves."""
+        row = np.arange(rows)
+        add(op, rows, (row, row + 1, second), raises=[raises], **where)
+        return raises
+
+    def normed(name, waits, second=0, layer=-1):
+        """What products of normed rows wait for."""
+        return waits if tiling.replicate else row_tasks("norm", b.counter(name), second, layer=layer, waits=[waits])
+
     x = b.counter("x.0")
     for tile, (first, end) in enumerate(blocks):
         add("embed", a=(first, end), tile=tile, read=(end - first) * hidden * weight_bytes, raises=[x])
@@ -112,11 +125,14 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         o_tiles = ceil(hidden / tiling.o_proj)
         mid = b.counter(f"mid.{layer}") if not config.parallel else -1
         o_done = np.array([b.counter(f"o.{layer}.{t}") for t in range(o_tiles)])
-        ffn_in = x if config.parallel else mid
+        att_in = normed(f"normed.{layer}", x, layer=layer)
+        ffn_in = att_in if config.parallel else normed(f"normed2.{layer}", mid, 1, layer)
 
         if spec.mlp == "moe":  # first of all: no expert can be loaded before it is known
             router = b.counter(f"router.{layer}")
             matrix("router", config.experts, hidden, tiling.router, layer=layer, waits=[ffn_in], raises=[router])
+            if not tiling.replicate:
+                router = row_tasks("top_k", b.counter(f"top_k.{layer}"), layer=layer, waits=[router])
 
         units = [(h, h // group) for h in range(config.heads)]
         units += [(config.heads + i, i % config.kv_heads) for i in range(2 * config.kv_heads)]
@@ -125,7 +141,7 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         macs = 2 * (ends - pairs) * hidden
         for i, (unit, g) in enumerate(units):
             add("qkv", len(pairs), (unit, pairs, ends), macs * weight_bytes, macs * rows, layer=layer, tile=i * len(pairs),
-                waits=[x], raises=[qkv[g]])  # fmt: skip
+                waits=[att_in], raises=[qkv[g]])  # fmt: skip
 
         splits = layer_splits(config, layer, shape)
         tile = merges = 0
@@ -171,7 +187,11 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         matrix(down, hidden, k_down, tiling.o_proj, inputs=met, layer=layer, waits=[hid, o_done], raises=[x_next])
         x = x_next
     logits, picked = b.counter("logits"), b.counter("picked")  # nobody in this step waits for picked: the next step does
-    matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[x], raises=[logits])
+    matrix("lm_head", config.vocab, hidden, tiling.lm_head, waits=[normed("normed", x)], raises=[logits])
+    if tiling.sample:
+        sampled = b.counter("sampled")
+        for tile, ((first, end), part) in enumerate(product(blocks, range(tiling.sample))):
+            add("sample", a=(first, end, part, tiling.sample), tile=tile, waits=[logits], raises=[sampled])
     for tile, (first, end) in enumerate(blocks):
-        add("pick", a=(first, end), tile=tile, waits=[logits], raises=[picked])
+        add("pick", a=(first, end), tile=tile, waits=[sampled if tiling.sample else logits], raises=[picked])
     return StepGraph(b.build(), np.concatenate(args), shape)

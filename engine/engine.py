@@ -94,7 +94,7 @@ class Engine:
         kind = backend_class(backend)
         for name, value, ok, right in (
             ("backend", backend, not shape or backend == "cuda", "cuda for a shape without weights: they are drawn there"),
-            ("batch", batch, 1 <= batch <= kind.max_rows, f"1 to {kind.max_rows} requests, a row each in a step"),
+            ("batch", batch, 1 <= batch <= (most := options.get("rows", kind.max_rows)), f"1 to {most} requests, a row each"),
             ("queue", queue, queue is None or queue >= 0, "None (any number) or the requests that may wait"),
             ("itl_budget_ms", itl_budget_ms, itl_budget_ms is None or itl_budget_ms > 0, "None or a positive number"),
             ("step_timeout", step_timeout, step_timeout > 0, "a positive number of seconds"),
@@ -112,7 +112,7 @@ class Engine:
         self.pool = PagePool(pages)
         sliding = all(layer.attention == "sliding" for layer in self.config.layers)
         self.batcher = Batcher(
-            self.pool, StepTime(self.config), max_rows=kind.max_rows, batch=batch,
+            self.pool, StepTime(self.config), max_rows=self.backend.max_rows, batch=batch,
             budget_ns=itl_budget_ms and itl_budget_ms * 1e6, window=self.config.window if sliding else 0,
             prefix_cache=prefix_cache, pause_decode=pause_decode,
         )  # fmt: skip
@@ -346,9 +346,15 @@ class Engine:
     def _next(self, sequence: Sequence, step: int, result: StepResult, row: int) -> Piece:
         """Pick the token that follows the last one."""
         params, position = sequence.params, len(sequence.tokens) - 1
+        token = int(result.greedy[row])
+        if self.backend.sampling and sequence.asks and token >= 0:  # it is picked
+            if params.logprobs is not None:
+                sequence.logprobs.append(result.told[row])
+            return sequence.accept(token, step, self.config.eos)
         own = result.logits[row]
         logits = sequence.adjusted(own, self.config.eos)
-        token = int(result.greedy[row]) if logits is own and params.temperature == 0 else pick(logits, params, position)
+        if token < 0 or logits is not own or params.temperature:
+            token = pick(logits, params, position)
         if params.logprobs is not None:
             sequence.logprobs.append(logprobs(own, token, params.logprobs))
         return sequence.accept(token, step, self.config.eos)

@@ -25,7 +25,7 @@ from mkviz.errors import MkvizError
 
 ONE = 1 << 40  # the weight of the most probable token; 2^24 tokens of it are a sum of 64 bits
 _NOTHING = np.float32(-28)  # exp(x) · 2^40 is below 1 from here down
-_COLDEST, _HOTTEST = 1e-30, 1e30  # temperatures beyond are taken for these: f32 holds them, and no pick can differ
+COLDEST, HOTTEST = 1e-30, 1e30  # temperatures beyond are taken for these: f32 holds them, and no pick can differ
 _LOG2_E, _LN2_HIGH, _LN2_LOW = (np.float32(c) for c in (1.4426950408889634, 0.693359375, -2.12194440054690583e-4))
 _SERIES = tuple(np.float32(1 / d) for d in (5040, 720, 120, 24, 6, 2))
 _M0, _M1, _W0, _W1, _LOW = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF
@@ -67,7 +67,7 @@ def weigh(logits: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarra
     top = logits.max()
     if not np.isfinite(top):
         raise MkvizError(f"logits: the largest is {top}", "finite logits; weights or activations of this model overflow")
-    x = (logits - top) / np.float32(min(max(temperature, _COLDEST), _HOTTEST))
+    x = (logits - top) / np.float32(min(max(temperature, COLDEST), HOTTEST))
     ids = np.flatnonzero(x >= _NOTHING)
     weights = (exp(x[ids]) * np.float32(ONE)).astype(np.uint64)
     return ids[weights > 0], weights[weights > 0]
@@ -119,10 +119,17 @@ def logprobs(logits: np.ndarray, token: int, top: int) -> Logprobs:
     Within 4e-7 of the exact logarithm.  Raises :class:`MkvizError` as :func:`weigh` does.
     """
     _, weights = weigh(logits, 1.0)
-    largest, total = float(logits.max()), float(np.log(float(weights.sum()) / ONE))
+    return logprobs_of(logits[token], largest_of(logits, top), logits.max(), int(weights.sum()))
 
-    def of(i: int) -> tuple[int, float]:
-        return int(i), float(logits[i]) - largest - total
 
-    most = np.argsort(-logits, kind="stable")[:top] if top else ()
-    return Logprobs(of(token)[1], tuple(of(i) for i in most))
+def largest_of(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
+    """(id, logit) of the ``count`` largest, in the rule's order."""
+    most = np.argsort(-logits, kind="stable")[:count].tolist() if count else ()
+    return [(i, logits[i]) for i in most]
+
+
+def logprobs_of(logit: float, tops: list[tuple[int, float]], largest: float, weight: int) -> Logprobs:
+    """The same from the numbers that a device carries: the picked token's logit, (id, logit) of the most probable tokens, the
+    largest logit, and W."""
+    total = float(np.log(float(weight) / ONE))
+    return Logprobs(float(logit) - float(largest) - total, tuple((i, float(v) - float(largest) - total) for i, v in tops))

@@ -9,6 +9,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from engine.builder import StepShape
+    from engine.pick import Logprobs
+    from engine.sampling import SamplingParams
     from mkviz.graph import Graph
     from mkviz.schedule import Schedule
 
@@ -18,7 +20,8 @@ class StepPlan:
     """Rows of one step, in order; rows of one sequence are consecutive positions.
 
     ``token``, ``position``, ``sequence`` i32[rows] (sequence: index into ``pages``), ``wants_logits`` bool[rows],
-    ``pages`` i32[sequences, width]: page of each 64-token block (-1: none).
+    ``pages`` i32[sequences, width]: page of each 64-token block (-1: none).  ``sampling``: of each row, how a backend that
+    samples shall pick its token; None for a row whose logits the caller wants himself.
     """
 
     token: np.ndarray
@@ -26,6 +29,7 @@ class StepPlan:
     sequence: np.ndarray
     wants_logits: np.ndarray
     pages: np.ndarray
+    sampling: list[SamplingParams | None] | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -33,8 +37,10 @@ class StepPlan:
 
 @dataclass
 class StepResult:
-    """``logits`` f32[rows, vocab] (rows that did not want logits are undefined; valid until the next step),
-    ``greedy`` i32[rows] (-1 where not wanted), ``routes`` [(layer, slot, expert, rows)], times in ns."""
+    """``logits`` f32[rows, vocab] (undefined for rows that did not want logits, or whose token a backend that samples has
+    picked; valid until the next step), ``greedy`` i32[rows] (-1 where not wanted; for rows of ``plan.sampling`` what is
+    picked, -1 where that is left to the caller), ``routes`` [(layer, slot, expert, rows)], times in ns.  ``told``:
+    log-probabilities of picked tokens, where asked for."""
 
     logits: np.ndarray
     greedy: np.ndarray
@@ -42,14 +48,17 @@ class StepResult:
     graph: int
     begin: int
     end: int
+    told: list[Logprobs | None] | None = None
 
 
 class Backend(Protocol):
-    """Runs steps.  ``name`` is ``cpu`` or ``cuda``; ``max_rows``: of a step; ``graphs``: of each task table, by number;
+    """Runs steps.  ``name`` is ``cpu`` or ``cuda``; ``max_rows``: of a step; ``sampling``: whether it picks tokens itself;
+    ``graphs``: of each task table, by number;
     ``serial``: the number of the next step.  ``program`` builds the task table of a shape, if there is none yet."""
 
     name: str
     max_rows: int
+    sampling: bool
     graphs: dict[int, tuple[Graph, Schedule]]
     serial: int
 

@@ -85,11 +85,17 @@ class Sequence:
             self.label, self.cached_tokens,
         )  # fmt: skip
 
+    @property
+    def asks(self) -> SamplingParams | None:
+        """How a backend may pick the next token itself; None where the logits are changed before the pick."""
+        changed = self.params.adjusts or self.generated < self.params.min_tokens or self.constraint
+        return None if changed else self.params
+
     def adjusted(self, logits: np.ndarray, eos: tuple[int, ...]) -> np.ndarray:
         """What the next token is picked from, of the model's f32[vocab] logits.  Raises MkvizError when nothing is allowed."""
-        params, early = self.params, self.generated < self.params.min_tokens
-        if not (params.adjusts or early or self.constraint):
+        if self.asks:
             return logits
+        params, early = self.params, self.generated < self.params.min_tokens
         prompt, answer = self.tokens[: self.prompt_tokens], self.tokens[self.prompt_tokens :]
         if params.adjusts:
             logits = adjust(logits, params, prompt, answer)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from engine.config import ModelConfig
 
 PAGE = 64  # tokens in a KV page
+SAMPLE_PARTS = 64  # parts of a row's vocabulary, a task each, where rows are drawn on a GPU
 SPLIT = 256  # keys in one attention split: fixed, so that a row's splits follow from its own length alone
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # rows a step is padded to
 
@@ -22,6 +23,8 @@ def _tile(rows: int, tiles: int) -> int:
 @dataclass(frozen=True)
 class Tiling:
     """Weight rows per task.  ``qkv_pairs``: pairs of rows of one head (RoPE turns pairs, so a tile never splits one).
+    ``replicate``: whether each SM norms rows and finds their experts for itself; else these are tasks, one a row.
+    ``sample``: parts of a row's vocabulary, by the LM head's tiles (0: rows are not drawn by tasks).
 
     No result depends on it.  Tiles that are multiples of 4 rows fill the interpreter's passes.
     """
@@ -33,6 +36,8 @@ class Tiling:
     shared_up: int
     dense_up: int
     lm_head: int
+    sample: int = 0
+    replicate: bool = True
 
     @classmethod
     def for_sms(cls, config: ModelConfig, sms: int) -> Tiling:
@@ -55,8 +60,10 @@ class Tiling:
         )
 
     @classmethod
-    def for_tensor_cores(cls, config: ModelConfig, sms: int) -> Tiling:
-        """Tiles of one 16-row block (8 gate and 8 up rows for the gated products); the LM head takes 8 blocks a task, or fewer
-        where that would leave an SM less than two tasks."""
+    def for_tensor_cores(cls, config: ModelConfig, sms: int, sampling: bool = False) -> Tiling:
+        """Tiles of one 16-row block (8 gate and 8 up rows for the gated products); a whole head where it is normed; the LM head
+        takes 8 blocks a task, or fewer where that would leave an SM less than two tasks."""
         blocks = max(1, min(8, config.vocab // 16 // (2 * sms)))
-        return cls(qkv_pairs=8, o_proj=16, router=16, expert_up=8, shared_up=8, dense_up=8, lm_head=16 * blocks)
+        pairs = config.head_dim // 2 if config.qk_norm else 8
+        return cls(qkv_pairs=pairs, o_proj=16, router=16, expert_up=8, shared_up=8, dense_up=8, lm_head=16 * blocks,
+                   sample=SAMPLE_PARTS * sampling)  # fmt: skip

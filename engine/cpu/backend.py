@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from engine.builder import OPS, StepGraph, StepShape, build_graph, layer_splits
 from engine.checkpoint import Weights
 from engine.config import ModelConfig
-from engine.cpu import attention, math, ops, routing
+from engine.cpu import attention, math, ops, routing, sampling
+from engine.cpu.asks import told_of, words_of
 from engine.cpu.binding import Binding, Scratch
 from engine.cpu.params import binding_sizes, load_params, widened_bytes
 from engine.cpu.words import pack
@@ -33,7 +34,8 @@ MAX_ROWS = ROW_BUCKETS[-1]  # rows of a step
 FUNCTIONS = {
     "embed": ops.embed, "qkv": ops.qkv, "attention": attention.attention, "merge": attention.merge, "o_proj": ops.o_proj,
     "router": ops.router, "expert_up": ops.expert_up, "shared_up": ops.dense_up, "dense_up": ops.dense_up,
-    "expert_down": ops.expert_down, "dense_down": ops.dense_down, "lm_head": ops.lm_head, "pick": ops.pick,
+    "expert_down": ops.expert_down, "dense_down": ops.dense_down, "lm_head": ops.lm_head,
+    "pick": sampling.pick, "sample": sampling.sample,
 }  # fmt: skip
 
 
@@ -52,6 +54,7 @@ class CpuBackend:
 
     ``mode``: ``fp32``, or ``bf16``, which rounds where a kernel rounds and takes only weights that bf16 holds.
     ``pages``: KV pages of 64 tokens.
+    ``sampling``: rows are drawn by tasks, as their plan says.
     ``rings``: where records go while ``trace`` is on.  Same input, same bits, whatever ``workers``, ``sms``, ``policy``, batch.
     ``seed`` > 0 draws the order of play (and, with ``jitter_ns``, delays) at random: for tests.
     """
@@ -60,7 +63,7 @@ class CpuBackend:
 
     def __init__(self, config: ModelConfig, weights: Weights, *, sms: int = 16, workers: int | None = None, pages: int = 256,
                  mode: str = "fp32", policy: str = "round_robin", trace: bool = True, ring_capacity: int = 1 << 14,
-                 tiling: Tiling | None = None, seed: int = 0, jitter_ns: int = 0):  # fmt: skip
+                 tiling: Tiling | None = None, seed: int = 0, jitter_ns: int = 0, sampling: bool = False):  # fmt: skip
         if mode not in ("fp32", "bf16"):
             raise MkvizError(f"mode: {mode!r}", "fp32 or bf16")
         for name, value in (("sms", sms), ("workers", workers or 1), ("pages", pages)):
@@ -70,7 +73,8 @@ class CpuBackend:
             raise MkvizError(f"unknown policy {policy!r}", f"one of {', '.join(POLICIES)}")
         self.config, self.sms, self.policy, self.mode, self.trace = config, sms, policy, mode, trace
         self.workers = min(sms, workers or os.cpu_count() or 1)
-        self.tiling = tiling or Tiling.for_sms(config, sms)
+        self.sampling = sampling
+        self.tiling = replace(tiling or Tiling.for_sms(config, sms), sample=sms * sampling)
         self.seed, self.jitter_ns = seed, jitter_ns
         self.rings = HostRings(sms, ring_capacity)
         self.graphs: dict[int, tuple[Graph, Schedule]] = {}
@@ -117,7 +121,8 @@ class CpuBackend:
         a = self._arrays
         return self._params.sizes | {
             "rows": MAX_ROWS, "splits": a["part_max"].shape[2], "pages": pages, "table_width": a["page_table"].shape[1],
-            "head_tiles": a["tile_max"].shape[1], "matmul": math.matmul.address,
+            "head_tiles": a["tile_max"].shape[1], "head_tile": self.tiling.lm_head,
+            "sample_parts": self.tiling.sample, "matmul": math.matmul.address,
             "norm_rows": ops.norm.address, "route": routing.route.address,
         }  # fmt: skip
 
@@ -144,7 +149,9 @@ class CpuBackend:
             "expert_hidden": f32(rows * s["top_k"], s["expert_width"]), "dense_hidden": f32(rows, s["dense_width"]),
             "shared_hidden": f32(rows, max(1, c.shared_width)), "logits": f32(rows, c.vocab), "tile_max": f32(rows, tiles),
             "tile_arg": i32(rows, tiles), "greedy": i32(rows), "route_expert": i32(len(c.layers), s["experts"]),
-            "route_rows": i32(len(c.layers), s["experts"]),
+            "route_rows": i32(len(c.layers), s["experts"]), "ask": (np.int64, (rows, 6)), "ask_share": (np.float64, (rows, 2)),
+            "tile_sums": (np.uint64, (rows, tiles)), "model_sums": (np.uint64, (rows, max(1, self.tiling.sample))),
+            "told": (np.uint64, (rows,)), "bad": i32(rows),
         }  # fmt: skip
 
     def _make_scratch(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -186,7 +193,8 @@ class CpuBackend:
 
         arrays = i32(g, "wait_ptr", "wait_counter", "raise_ptr", "raise_counter") | i32(schedule, "order_ptr", "order", "queue")
         arrays |= {
-            "function": np.array([FUNCTIONS[op].address for op in OPS], np.int64)[g.op], "where": self._where(built),
+            "function": np.array([FUNCTIONS[op].address if op in FUNCTIONS else 0 for op in OPS], np.int64)[g.op],
+            "where": self._where(built),
             "wait_need": np.ascontiguousarray(g.wait_need, np.uint32), "arrivals": g.arrivals,
             "counters": np.zeros(len(g.counters), np.uint32), "raised": np.zeros(len(g.counters), np.int64),
             "tickets": np.zeros(1, np.uint64), "finished": np.zeros(1, np.uint64), "lock": np.zeros(self.sms, np.uint32),
@@ -227,7 +235,10 @@ class CpuBackend:
         self.serial += 1
         table.steps += 1
         a, rows = self._arrays, len(plan)
-        return StepResult(a["logits"][:rows], a["greedy"][:rows].copy(), self._routes(), table.graph, begin, end)
+        greedy, told = a["greedy"][:rows].copy(), None
+        if self.sampling and plan.sampling:
+            told = [told_of(ask, a["logits"][i], greedy[i], int(a["told"][i])) for i, ask in enumerate(plan.sampling)]
+        return StepResult(a["logits"][:rows], greedy, self._routes(), table.graph, begin, end, told)
 
     def _fill(self, plan: StepPlan) -> None:
         a, rows = self._arrays, len(plan)
@@ -238,6 +249,11 @@ class CpuBackend:
         a["cos"][:rows], a["sin"][:rows] = np.cos(angle) * self._rope_scale, np.sin(angle) * self._rope_scale
         a["page_table"][: len(plan.pages), : plan.pages.shape[1]] = plan.pages
         a["greedy"][:] = -1
+        if self.sampling:
+            a["bad"][:], a["ask"][:, 0] = 0, 0
+            for row, ask in enumerate(plan.sampling or ()):
+                if ask is not None:
+                    a["ask"][row, :5], a["ask_share"][row] = words_of(ask)
 
     def _routes(self) -> list[tuple[int, int, int, int]]:
         expert, rows = self._arrays["route_expert"], self._arrays["route_rows"]

@@ -86,6 +86,15 @@ class Binding(NamedTuple):
     greedy: int  # i32[rows]
     route_expert: int  # i32[layers, experts]: expert of each slot, -1 beyond
     route_rows: int  # i32[layers, experts]
+    # how rows are picked
+    head_tile: int  # tokens of a tile of the LM head
+    sample_parts: int  # sample tasks of a row
+    ask: int  # i64[rows, 6]: mode (0: greedy, no more), top_k, least weight, seed, choice
+    ask_share: int  # f64[rows, 2]: temperature, top_p
+    tile_sums: int  # u64[rows, head_tiles]: weights
+    model_sums: int  # u64[rows, parts]: weights at temperature 1
+    told: int  # u64[rows]: their sum
+    bad: int  # i32[rows]: a logit is NaN or plus infinity
 
 
 class Scratch(NamedTuple):

@@ -345,20 +345,3 @@ def lm_head(binding, scratch, serial, layer, slot, tile, first, count, _c, _d):
                 best = first + j
         tile_max[r, tile], tile_arg[r, tile] = logits[r, best], best
     return 1
-
-
-@cfunc(SIGNATURE, cache=True)
-def pick(binding, scratch, serial, layer, slot, tile, first, end, _c, _d):
-    """Greedy token: the best of the tiles' best, the lowest id among equals."""
-    b = load_binding(binding)
-    wants, greedy = i32(b.wants, (b.rows,)), i32(b.greedy, (b.rows,))
-    tile_max, tile_arg = f32(b.tile_max, (b.rows, b.head_tiles)), i32(b.tile_arg, (b.rows, b.head_tiles))
-    worked = 0
-    for r in range(first, min(end, row_count(b))):
-        if wants[r]:
-            worked, best = 1, 0
-            for t in range(1, b.head_tiles):
-                if tile_max[r, t] > tile_max[r, best]:
-                    best = t
-            greedy[r] = tile_arg[r, best]
-    return worked

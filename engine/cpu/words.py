@@ -18,7 +18,7 @@ from numba.np.arrayobj import populate_array
 
 _I64 = ir.IntType(64)
 _LLVM = {types.uint16: ir.IntType(16), types.int32: ir.IntType(32), types.uint32: ir.IntType(32), types.int64: _I64,
-         types.uint64: _I64, types.float32: ir.FloatType()}  # fmt: skip
+         types.uint64: _I64, types.float32: ir.FloatType(), types.float64: ir.DoubleType()}  # fmt: skip
 
 
 class Words(types.Type):
@@ -105,4 +105,6 @@ pointer_u16, pointer_i32, pointer_u32, pointer_i64, pointer_u64, pointer_f32 = (
     _pointer(t) for t in (types.uint16, types.int32, types.uint32, types.int64, types.uint64, types.float32)
 )
 # (address, shape) -> C-contiguous array
-i32, u32, i64, f32 = (_view(t) for t in (types.int32, types.uint32, types.int64, types.float32))
+i32, u32, i64, u64, f32, f64 = (
+    _view(t) for t in (types.int32, types.uint32, types.int64, types.uint64, types.float32, types.float64)
+)

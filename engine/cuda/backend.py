@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from engine.builder import StepGraph, StepShape, build_graph
 from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cuda import abi, memory
+from engine.cuda.asks import sampling_of, told_of
 from engine.cuda.build import THREADS, megakernel
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
@@ -19,6 +22,7 @@ from engine.cuda.program import Program, make_program
 from engine.cuda.random_weights import RandomWeights
 from engine.cuda.stuck import StuckStep, stuck_step
 from engine.cuda.weights import PackedWeights, check_supported
+from engine.pick import Logprobs
 from engine.plan import StepPlan, StepResult
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
@@ -28,6 +32,7 @@ from mkviz.schedule import Schedule
 from mkviz.validate import check
 
 FIXED_SHARED = 53 << 10  # bytes of a block's shared memory besides ring, activations and q; the build asserts that it is enough
+WIDE_SHARED = {16: 10 << 10, 32: 22 << 10, 64: 45 << 10}  # more of them in the kernel for so many rows: sums and routing
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
@@ -42,27 +47,39 @@ def nvtx_range(text: str):
     return lambda: nvtx.end_range(mark)
 
 
-def kernel_defines(experts: int, trace: int, delays: bool = False) -> dict[str, int]:
+def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool = False,
+                   sampling: bool = False, rows: int = abi.ROWS) -> dict[str, int]:  # fmt: skip
     """What the kernel is compiled for.  Experts count in steps of 32, a lane each, so that models may share a kernel."""
-    lanes = -(-max(1, experts) // 32) * 32
-    return {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": FIXED_SHARED}
+    lanes, more = -(-max(1, experts) // 32) * 32, {"MK_QK_NORM": int(qk_norm), "MK_SAMPLING": int(sampling)}
+    out = {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": fixed_shared(rows)}
+    return out | {name: 1 for name, on in more.items() if on} | ({"MK_ROWS": rows} if rows > abi.ROWS else {})
+
+
+def fixed_shared(bucket: int) -> int:
+    return FIXED_SHARED + WIDE_SHARED.get(bucket, 0)
 
 
 class CudaBackend:
-    """Runs steps of at most 8 rows.  ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.
+    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64, with a kernel for each of these numbers up to it.
+
+    ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.  ``sampling``: rows are drawn in the kernel, as their
+    plan says.
 
     ``weights=None`` draws random ones on the device.  Raises MkvizError, before anything is allocated, for a model that the
     kernel does not support or that does not fit.
     """
 
-    name, max_rows = "cuda", abi.ROWS
+    name, max_rows = "cuda", abi.ROWS  # unless it is opened for more
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
                  trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
-                 poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None):  # fmt: skip
+                 poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None, sampling: bool = False,
+                 rows: int = abi.ROWS):  # fmt: skip
         check_supported(config)
         if trace not in (0, 1, 2):
             raise MkvizError(f"trace: {trace!r}", "0 (off), 1 (a record a task) or 2 (with the phases inside)")
+        if rows not in abi.BUCKETS:
+            raise MkvizError(f"rows: {rows}", f"one of {', '.join(map(str, abi.BUCKETS))}")
         if ring_capacity < 4 or ring_capacity & (ring_capacity - 1):
             raise MkvizError(f"ring_capacity: {ring_capacity}", "a power of two, at least 4")
         self.device: Device = open_device()
@@ -74,14 +91,16 @@ class CudaBackend:
             )
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
-        self.tiling = Tiling.for_tensor_cores(config, self.sms)
+        self.sampling, self.max_rows, self.buckets = sampling, rows, [b for b in abi.BUCKETS if b <= rows]
+        self.tiling = Tiling.for_tensor_cores(config, self.sms, sampling)
         self.x_stride = (config.hidden // 2 + 7) // 8 * 8 + 4  # u32 words from one row of resident activations to the next
-        self.layout(self.max_rows)
-        sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head))
+        for bucket in self.buckets:
+            self.layout(bucket, bucket)
+        sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head), sampling, rows)
         need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
         plan = memory.plan(need, self.device)
         plan.enter(memory.REMEDY)
-        cubin = self._compile()
+        cubins = self._compile()
         self._stream = self.cupy.cuda.Stream(non_blocking=True)
         try:
             with self._stream:
@@ -92,7 +111,7 @@ class CudaBackend:
         except self.cupy.cuda.memory.OutOfMemoryError:  # packing takes some more for a while, and others may be quicker
             raise MkvizError(str(plan), memory.REMEDY) from None
         self._stream.synchronize()
-        self._launch = self._load(cubin)
+        self._launch = {bucket: self._load(cubin) for bucket, cubin in cubins.items()}
         self._events = (self.cupy.cuda.Event(), self.cupy.cuda.Event())
         self.device_us = 0.0  # of the last launch, by events
         self._programs: dict[StepShape, tuple[int, Program, dict[str, Any], list[int]]] = {}
@@ -120,18 +139,28 @@ class CudaBackend:
 
     # -- the kernel -----------------------------------------------------------------------------------------------------
 
-    def layout(self, rows: int) -> tuple[int, int]:
-        """(ring stages, bytes of a block's shared memory) for steps of up to ``rows`` rows: what is left beside the fixed part
-        and the activations is the ring."""
-        c = self.config
-        resident = 4 * (rows * self.x_stride + 2 * abi.ROWS * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
-        stages = min(16, (self.device.shared - FIXED_SHARED - resident) // abi.CHUNK)
+    def layout(self, rows: int, bucket: int = abi.ROWS) -> tuple[int, int]:
+        """(ring stages, bytes of a block's shared memory) for steps of up to ``rows`` rows in the kernel for ``bucket``: what
+        is left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
+        c, fixed = self.config, fixed_shared(bucket)
+        activations = rows * self.x_stride if bucket == abi.ROWS else 0
+        resident = 4 * (activations + 2 * bucket * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
+        stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
-            raise MkvizError(f"hidden_size: {c.hidden}", f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
-        return stages, FIXED_SHARED + stages * abi.CHUNK + resident
+            what = f"hidden_size: {c.hidden}" if bucket == abi.ROWS else f"rows: {bucket} in one step"
+            raise MkvizError(what, f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
+        return stages, fixed + stages * abi.CHUNK + resident
 
-    def _compile(self) -> Path:
-        return megakernel(self.device.arch, **kernel_defines(self.config.experts, self.trace, self.delays > 0))
+    def _bucket(self, shape: StepShape) -> int:
+        return max(abi.ROWS, shape.rows)
+
+    def _compile(self) -> dict[int, Path]:
+        with ThreadPoolExecutor() as pool:  # the compiler lets go of the interpreter's lock
+            cubins = pool.map(lambda bucket: megakernel(self.device.arch, **self._defines(bucket)), self.buckets)
+            return dict(zip(self.buckets, cubins, strict=True))
+
+    def _defines(self, bucket: int) -> dict[str, int]:
+        return kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling, bucket)
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")
@@ -141,7 +170,7 @@ class CudaBackend:
     def program(self, shape: StepShape) -> tuple[int, Program, dict[str, Any], list[int]]:
         """(graph id, program, its device arrays, [steps run]) for a step shape; built, scheduled and checked at first use."""
         if shape not in self._programs:
-            built = build_graph(self.config, shape, self.tiling, 2)
+            built = build_graph(self.config, shape, replace(self.tiling, replicate=shape.rows <= abi.ROWS), 2)
             self.bind(built, make_schedule(built.graph, self.sms, self.policy))
         return self._programs[shape]
 
@@ -162,7 +191,7 @@ class CudaBackend:
         self.graphs[graph_id] = (program.graph, schedule)
         self._programs[built.shape] = (graph_id, program, arrays, [0])
 
-    def _params(self, program: Program, arrays: dict[str, Any], epoch: int, steps: int, rows: int) -> np.ndarray:
+    def _params(self, program: Program, arrays: dict[str, Any], epoch: int, steps: int, rows: int, bucket: int) -> np.ndarray:
         c, p = self.config, np.zeros(1, abi.PARAMS)
         for name, a in (self._arrays | arrays).items():
             p[name] = a.data.ptr
@@ -178,9 +207,10 @@ class CudaBackend:
             "poll_budget": self.poll_budget, "parallel": c.parallel, "centre": c.norm == "layer",
             "interleaved": c.rope_style == "interleaved", "router_kind": abi.ROUTERS.index(c.router) if c.router else 0,
             "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
-            "stages": self.layout(rows)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
+            "stages": self.layout(rows, bucket)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
-            "eps": c.eps, "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
+            "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps,
+            "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
         }.items():  # fmt: skip
             p[name] = value
         return p
@@ -205,13 +235,14 @@ class CudaBackend:
             raise MkvizError(f"steps: {steps} in one launch", f"1 to {self.max_steps}")
         if keys > self.config.max_positions:
             raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
-        if rows > abi.ROWS:
-            raise MkvizError(f"rows: {rows} in one step", f"at most {abi.ROWS} on the cuda backend")
-        if len(plan.pages) > abi.ROWS:
-            raise MkvizError(f"sequences: {len(plan.pages)} in one step", f"at most {abi.ROWS} on the cuda backend")
+        if rows > self.max_rows:
+            raise MkvizError(f"rows: {rows} in one step", f"at most {self.max_rows} on the cuda backend")
+        if len(plan.pages) > self.max_rows:
+            raise MkvizError(f"sequences: {len(plan.pages)} in one step", f"at most {self.max_rows} on the cuda backend")
         if steps > 1 and len(np.unique(plan.sequence)) < rows:
             raise MkvizError(f"steps: {steps} in one launch with several rows of a sequence", "1, or one row of each")
-        graph_id, program, arrays, epoch = self.program(StepShape.covering(rows, keys))
+        shape = StepShape.covering(rows, keys)
+        bucket, (graph_id, program, arrays, epoch) = self._bucket(shape), self.program(shape)
         first = np.array([plan.position[plan.sequence == s].min() for s in plan.sequence], np.uint32)
         a = self._arrays
         with self._stream:
@@ -220,17 +251,22 @@ class CudaBackend:
                 a[name][:rows] = self.cupy.asarray(np.asarray(value).astype(np.uint32))
             a["page_table"][: len(plan.pages), : plan.pages.shape[1]] = self.cupy.asarray(plan.pages.astype(np.uint32))
             a["stop"].fill(0)
+            if self.sampling:
+                asks = np.array([sampling_of(ask) for ask in plan.sampling or [None] * rows])
+                a["sampling"][:rows] = self.cupy.asarray(asks.view(np.uint8).reshape(rows, -1))
+                a["go"].fill(1)
         self._stream.synchronize()  # the kernel must find everything there, and nothing may be allocated once it runs
-        params = self._params(program, arrays, epoch[0], steps, rows)
+        params = self._params(program, arrays, epoch[0], steps, rows, bucket)
         self._range = nvtx_range(f"mkviz steps {self.serial}–{self.serial + steps - 1}")
         self._begin = time.monotonic_ns()
         self._events[0].record(self._stream)
-        self._launch((self.sms,), (THREADS,), (params,), shared_mem=self.layout(rows)[1], stream=self._stream)
+        launch, shared = self._launch[bucket], self.layout(rows, bucket)[1]
+        launch((self.sms,), (THREADS,), (params,), shared_mem=shared, stream=self._stream)
         self._events[1].record(self._stream)
-        self._running = (plan, steps, rows, graph_id, program, arrays, epoch)
+        self._running = (plan, steps, rows, graph_id, program, arrays, epoch, bucket)
 
     def finish(self) -> StepResult:
-        plan, steps, rows, graph_id, program, arrays, epoch = self._running
+        plan, steps, rows, graph_id, program, arrays, epoch, bucket = self._running
         self._stream.synchronize()
         end = time.monotonic_ns()
         self._range()
@@ -243,10 +279,27 @@ class CudaBackend:
         done = next((s for s in range(1, steps) if not go[s]), steps)
         self.serial += done
         epoch[0] += done
-        self.greedy_steps = a["greedy"][:done, :rows].get(stream=self._stream).astype(np.int32)
-        logits = a["logits"][:rows].get(stream=self._stream) if plan.wants_logits.any() else np.zeros((rows, 0), np.float32)
-        greedy = np.where(plan.wants_logits, self.greedy_steps[-1], -1)
-        return StepResult(logits, greedy, self._routes(), graph_id, self._begin, end)
+        self.greedy_steps = self._of_steps("greedy", bucket, done).get(stream=self._stream)[:, :rows].astype(np.int32)
+        greedy, wanted, told = np.where(plan.wants_logits, self.greedy_steps[-1], -1), plan.wants_logits, None
+        if self.sampling and plan.sampling:  # who has its token needs no logits
+            wanted = wanted & np.array([ask is None or token < 0 for ask, token in zip(plan.sampling, greedy, strict=True)])
+            told = self._told(plan, greedy, done, bucket)
+        logits = a["logits"][:rows].get(stream=self._stream) if wanted.any() else np.zeros((rows, 0), np.float32)
+        return StepResult(logits, greedy, self._routes(bucket), graph_id, self._begin, end, told)
+
+    def _of_steps(self, name: str, bucket: int, steps: int) -> Any:
+        """The first steps of an array [steps, rows, ...]: the kernel for ``bucket`` rows has so many in a step."""
+        a = self._arrays[name]
+        more = a.shape[2:]
+        return a.reshape(-1, *more)[: steps * bucket].reshape(steps, bucket, *more)
+
+    def _told(self, plan: StepPlan, picked: np.ndarray, done: int, bucket: int) -> list[Logprobs | None]:
+        """Log-probabilities of the last step's rows that ask for them and have a token."""
+        asked = [ask is not None and ask.logprobs is not None and t >= 0 for ask, t in zip(plan.sampling, picked, strict=True)]
+        if not any(asked):
+            return [None] * len(plan)
+        told = self._of_steps("told", bucket, done)[-1].get(stream=self._stream).view(abi.TOLD)[:, 0]
+        return [told_of(told[i]) if a else None for i, a in enumerate(asked)]
 
     def stop(self) -> None:
         """Ask a running launch to end after the step it is in."""
@@ -254,11 +307,14 @@ class CudaBackend:
         self._arrays["stop"].set(np.ones(1, np.uint32), stream=side)
         side.synchronize()
 
-    def _routes(self) -> list[tuple[int, int, int, int]]:
+    def _routes(self, bucket: int) -> list[tuple[int, int, int, int]]:
         """(layer, slot, expert, rows) of the last step; the kernel notes them where it traces."""
         if not (self.trace and self.config.experts):
             return []
-        routes = self._arrays["routes"].get(stream=self._stream)
+        slots = abi.route_slots(bucket)
+        routes = (
+            self._arrays["routes"].get(stream=self._stream).reshape(-1)[: len(self.config.layers) * slots].reshape(-1, slots)
+        )
         routed = np.array([s.mlp == "moe" for s in self.config.layers])
         layers, slots = np.nonzero(routes * routed[:, None])
         words = routes[layers, slots]
@@ -271,6 +327,8 @@ class CudaBackend:
         with self._stream:
             arrays["counters"].fill(0)
             self._arrays["abort"].fill(0)
+            if self.sampling:
+                self._arrays["cursor"].fill(0)
         self._stream.synchronize()
         error = stuck_step(program.graph, program.schedule, abort, counters, epoch[0])
         epoch[0] = 0

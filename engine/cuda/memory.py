@@ -13,7 +13,7 @@ from engine.cuda import abi
 from engine.cuda.device import Device
 from engine.cuda.weights import PackedWeights
 from engine.memory_plan import MemoryPlan
-from engine.tiling import PAGE
+from engine.tiling import PAGE, SAMPLE_PARTS
 
 Arrays = dict[str, tuple[Any, tuple[int, ...]]]  # name, as in Params -> (dtype, shape)
 
@@ -29,12 +29,21 @@ def page_bytes(config: ModelConfig) -> int:
     return len(config.layers) * config.kv_heads * 2 * PAGE * config.head_dim * 2
 
 
-def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_tiles: int) -> Arrays:
-    """All that the kernel reads and writes besides weights, task tables and rings."""
-    c, rows, f32, u32, u16 = config, abi.ROWS, np.float32, np.uint32, np.uint16
+def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_tiles: int, sampling: bool = False,
+                rows: int = abi.ROWS) -> Arrays:  # fmt: skip
+    """All that the kernel reads and writes besides weights, task tables and rings, for steps of up to ``rows`` rows."""
+    c, f32, u32, u16 = config, np.float32, np.uint32, np.uint16
     splits = StepShape.covering(1, c.max_positions).splits
     moe, dense = widths(c)
-    return {
+    more: Arrays = {}
+    if c.qk_norm:
+        more["head_scratch"] = f32, (sms, abi.STORERS, rows // 8, abi.HEAD_BLOCKS + 1, 32, 4)
+    if rows > abi.ROWS:
+        more["normed"] = u16, (c.hidden * rows,)
+        more |= {"chosen": (u32, (rows, abi.MAX_TOP_K)), "chosen_weight": (f32, (rows, abi.MAX_TOP_K))}
+    if sampling:
+        more |= sampling_arrays(rows, max_steps, head_tiles)
+    return more | {
         "rope_table": (f32, (c.max_positions, c.head_dim // 2, 2)),
         "abort": (u32, (8,)), "stop": (u32, (1,)), "go": (u32, (max_steps + 1,)),
         "token": (u32, (rows,)), "position": (u32, (rows,)), "first": (u32, (rows,)), "sequence": (u32, (rows,)),
@@ -46,8 +55,17 @@ def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_
         "expert_hidden": (u16, (max(1, min(c.experts, rows * c.top_k) * moe * rows),)),
         "dense_hidden": (u16, (max(1, dense * rows),)), "shared_hidden": (u16, (max(1, c.shared_width * rows),)),
         "logits": (f32, (rows, c.vocab)), "tile_max": (f32, (rows, head_tiles)), "tile_arg": (u32, (rows, head_tiles)),
-        "greedy": (u32, (max_steps, rows)), "routes": (u32, (len(c.layers), abi.ROUTE_SLOTS)),
+        "greedy": (u32, (max_steps, rows)), "routes": (u32, (len(c.layers), abi.route_slots(rows))),
         "states": (u32, (sms, len(abi.ROLES), 4)),
+    }  # fmt: skip
+
+
+def sampling_arrays(rows: int, max_steps: int, head_tiles: int) -> Arrays:
+    u8, u32, u64 = np.uint8, np.uint32, np.uint64
+    return {
+        "sampling": (u8, (rows, abi.SAMPLING.itemsize)), "told": (u8, (max_steps, rows, abi.TOLD.itemsize)),
+        "tile_sums": (u64, (rows, head_tiles)), "model_sums": (u64, (rows, SAMPLE_PARTS)),
+        "candidates": (u32, (rows, abi.CANDIDATES, 2)), "weighed": (u64, (rows, abi.CANDIDATES, 2)), "cursor": (u32, (rows,)),
     }  # fmt: skip
 
 

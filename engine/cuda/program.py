@@ -73,7 +73,7 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
         first = index[f"qkv.{i}.0"]
         layer["qkv_counter"], layer["qkv_arrivals"], layer["qkv_step"] = first, g.arrivals[first], 1
         if spec.mlp == "moe":
-            router = index[f"router.{i}"]
+            router = index[f"router.{i}" if f"top_k.{i}" not in index else f"top_k.{i}"]
             layer["router_counter"], layer["router_arrivals"] = router, g.arrivals[router]
     ordered = tasks[schedule.order]
     for sm in range(schedule.sms):

@@ -35,3 +35,5 @@ class RandomWeights(PackedWeights):
         for i in range(len(c.layers)):
             for norm in ("norm",) if c.parallel else ("norm", "norm2"):
                 self.vectors[f"layers.{i}.{norm}"] = xp.ones(c.hidden, xp.float32)
+            if c.qk_norm:
+                self.vectors[f"layers.{i}.head_norm"] = xp.ones(2 * c.head_dim, xp.float32)

@@ -30,7 +30,6 @@ def check_supported(config: ModelConfig) -> None:
         ("query heads per KV head", config.heads // config.kv_heads <= 8, config.heads // config.kv_heads, "at most 8"),
         ("num_experts", config.experts <= 256, config.experts, "at most 256"),
         ("num_experts_per_tok", config.top_k <= 16, config.top_k, "at most 16"),
-        ("model_type", not config.qk_norm, config.family, "a family without norms of q and k on the cuda backend"),
     ):
         if not ok:
             raise MkvizError(f"{name}: {value}", f"{right}; the cpu backend takes this model")
@@ -89,6 +88,7 @@ class PackedWeights:
         for i in range(len(self.config.layers)):
             at = f"layers.{i}."
             put(at + "qkv_bias", at + "q_bias", at + "k_bias", at + "v_bias")
+            put(at + "head_norm", at + "q_norm", at + "k_norm")
             for name in ("norm", "norm2", "o_bias", "gate_bias", "up_bias", "down_bias"):
                 put(at + name, at + name)
 
@@ -128,5 +128,5 @@ class PackedWeights:
         tasks["weight"], tasks["k16"], tasks["blocks"] = self.address(name) + block * k16 * FRAGMENT, k16, -(-rows // 16)
 
     def bind_layer(self, layer: np.ndarray, index: int) -> None:
-        for name in ("norm", "norm2", "qkv_bias", "o_bias", "gate_bias", "up_bias", "down_bias"):
+        for name in ("norm", "norm2", "head_norm", "qkv_bias", "o_bias", "gate_bias", "up_bias", "down_bias"):
             layer[name] = self.address(f"layers.{index}.{name}")

@@ -20,6 +20,10 @@ from mkviz.errors import MkvizError
 
 CUDA = Path(__file__).parents[2] / "cuda"
 KERNELS = [(arch, trace) for arch in (90, 80) for trace in (0, 1, 2)]  # the bulk-copy path of Hopper, the portable one
+# what the default kernel has not, in all combinations that could be the worst
+VARIANTS = {"head norms": {"qk_norm": True}, "all of 8 rows": {"qk_norm": True, "sampling": True}} | {
+    f"all of {rows} rows": {"qk_norm": True, "sampling": True, "rows": rows} for rows in (16, 32, 64)
+}
 REGISTERS = 65536  # of an SM, every architecture from 8.0 on
 
 
@@ -51,6 +55,20 @@ def test_registers_spills_and_shared_memory(kernels, kernel):
     cubin, report = kernels[kernel]
     used = usage(report)
     print(f"sm_{kernel[0]}, trace {kernel[1]}: {used}, {len(cubin)} bytes, at most {FIXED_SHARED} bytes of shared memory fixed")
+    assert used["spilled"] == used["loaded"] == used["stack"] == used["shared"] == 0
+    assert used["registers"] * build.THREADS <= REGISTERS
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", [90, pytest.param(80, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("variant", [pytest.param(v, marks=[pytest.mark.slow] * (v != "all of 64 rows"))
+                                     for v in VARIANTS])  # fmt: skip
+def test_variants_do_not_spill(variant, arch):
+    """With records, whose stamps take the most registers."""
+    source = (CUDA / "megakernel.cu").read_text(encoding="utf-8")
+    cubin, report = build.compile_cubin(source, arch, kernel_defines(128, 1, **VARIANTS[variant]))
+    used = usage(report)
+    print(f"sm_{arch}, {variant}: {used}, {len(cubin)} bytes")
     assert used["spilled"] == used["loaded"] == used["stack"] == used["shared"] == 0
     assert used["registers"] * build.THREADS <= REGISTERS
 
@@ -87,7 +105,8 @@ def test_more_shared_memory_than_reserved_does_not_compile():
 def assertions_of_constants() -> str:
     """C++ that compiles only where the constants of both sides agree."""
     pairs = {f"{name.upper()}": i for i, name in enumerate(OPS)}
-    pairs |= {"PAGE": PAGE, "SPLIT": SPLIT, "ROWS": abi.ROWS, "MATH_WARPS": abi.MATH_WARPS, "FEEDERS": abi.FEEDERS,
+    pairs |= {"PAGE": PAGE, "SPLIT": SPLIT, "ROWS": abi.ROWS, "ROUTE_SLOTS": abi.route_slots(8),
+              "MATH_WARPS": abi.MATH_WARPS, "FEEDERS": abi.FEEDERS,
               "STORERS": abi.STORERS, "WARPS": abi.WARPS, "THREADS": build.THREADS, "ROLE_LINES": len(abi.ROLES)}  # fmt: skip
     pairs |= {"mkviz::TASK": record.KIND_TASK, "mkviz::SKIPPED": record.KIND_SKIPPED, "mkviz::PHASES": record.KIND_PHASES,
               "mkviz::SATURATED": record.FLAG_SATURATED, "mkviz::COVERED": record.FLAG_COVERED,

@@ -144,6 +144,11 @@ MODELS = {
         "num_hidden_layers": 2, "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True, "vocab_size": 197,
         "max_position_embeddings": 2048, "storage": "bfloat16",
     }),
+    "qwen3": ("qwen3", {
+        "hidden_size": 80, "intermediate_size": 64, "head_dim": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "vocab_size": 97, "use_sliding_window": True, "sliding_window": 300, "max_window_layers": 1,
+        "max_position_embeddings": 2048, "storage": "bfloat16",
+    }),
 }  # fmt: skip
 SMS = 7
 
@@ -199,8 +204,8 @@ def check_task(task, name: str, layer: int, config, checkpoint, packed) -> None:
             matrix, head = "v", head - config.kv_heads
         rows = w(matrix)[head * config.head_dim :][: config.head_dim]
         first, second = (rows[0::2], rows[1::2]) if config.rope_style == "interleaved" else np.split(rows, 2)
-        assert c - b == 8
-        check_rows(rows_of(task, packed), np.concatenate([first[b:c], second[b:c]]))
+        assert c - b == (config.head_dim // 2 if config.qk_norm else 8)
+        check_rows(rows_of(task, packed), shares(first, second, b, c - b))
     elif name == "expert_up":
         for e in range(config.experts):
             gate, up = w(f"experts.{e}.gate"), w(f"experts.{e}.up")
@@ -235,7 +240,7 @@ def test_every_task_reads_its_rows(model):
             checked[key] = check_task(task, name, layer, config, checkpoint, packed)
     seen = {key[0] for key in checked}
     assert {"qkv", "o_proj", "lm_head", "dense_up", "dense_down"} <= seen
-    assert config.family == "llama" or {"router", "expert_up", "expert_down", "shared_up"} <= seen
+    assert config.family != "cohere2_moe" or {"router", "expert_up", "expert_down", "shared_up"} <= seen
 
 
 def test_the_embedding_is_packed_once_when_tied(model):
@@ -281,6 +286,14 @@ def test_layers_name_norms_and_biases(model):
             count = size.get(name, config.layers[i].width)
             got = np.ctypeslib.as_array(ctypes.cast(int(layer[name]), ctypes.POINTER(ctypes.c_float)), (count,))
             assert np.array_equal(got, checkpoint.get(full).astype(np.float32))
+        if config.qk_norm:
+            got = np.ctypeslib.as_array(
+                ctypes.cast(int(layer["head_norm"]), ctypes.POINTER(ctypes.c_float)), (2, config.head_dim)
+            )
+            want = [checkpoint.get(f"layers.{i}.{m}_norm").astype(np.float32) for m in "qk"]
+            assert np.array_equal(got, want) and not np.array_equal(*want)
+        else:
+            assert layer["head_norm"] == 0
         if config.attention_bias:
             width = (config.heads + 2 * config.kv_heads) * config.head_dim
             got = np.ctypeslib.as_array(ctypes.cast(int(layer["qkv_bias"]), ctypes.POINTER(ctypes.c_float)), (width,))

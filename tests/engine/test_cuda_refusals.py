@@ -1,7 +1,9 @@
 """What the CUDA backend refuses, and that it does so before it has touched the device."""
 
 from dataclasses import replace
+from math import prod
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
@@ -68,6 +70,7 @@ def test_memory_by_hand(config):
     [
         ({"trace": 3}, "trace: 3; 0 (off), 1"),
         ({"sms": 133}, "sms: 133; at most the 132 of NVIDIA H200"),
+        ({"rows": 24}, "rows: 24; one of 8, 16, 32, 64"),
         ({"ring_capacity": 100}, "ring_capacity: 100; a power of two, at least 4"),
     ],
 )
@@ -76,9 +79,8 @@ def test_options(monkeypatch, config, options, said):
 
 
 def test_a_field_that_the_kernel_does_not_know(monkeypatch, config):
-    said = refuse(monkeypatch, replace(config, qk_norm=True, family="qwen3_moe"))
-    right = "a family without norms of q and k on the cuda backend; the cpu backend takes this model"
-    assert said == f"model_type: qwen3_moe; {right}"
+    said = refuse(monkeypatch, replace(config, heads=9, kv_heads=1))
+    assert said == "query heads per KV head: 9; at most 8; the cpu backend takes this model"
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16"])
@@ -106,6 +108,34 @@ def test_a_checkpoint_that_would_be_rounded(tmp_path, storage):
 def test_activations_that_leave_no_ring(monkeypatch, config):
     said = refuse(monkeypatch, replace(config, hidden=16384))
     assert said == "hidden_size: 16384; what leaves 48 KiB of 232448 bytes of shared memory"
+
+
+def test_wide_steps_that_leave_no_ring(monkeypatch, config):
+    """Sums and routing of 64 rows take 45 KiB more than those of eight."""
+    said = refuse(monkeypatch, config, {"shared": 140_000}, rows=64)
+    assert said == "rows: 64 in one step; what leaves 48 KiB of 140000 bytes of shared memory"
+    assert refuse(monkeypatch, config, {"shared": 140_000, "free": 1}, rows=32).startswith("memory of")
+
+
+def test_memory_of_wide_and_drawn_steps(config):
+    """What 64 rows and drawing add, by hand: the rows' normed activations and experts; sums, candidates and what is told."""
+    tiles = 7
+
+    def arrays(**options):
+        return {name: prod(shape) * np.dtype(kind).itemsize
+                for name, (kind, shape) in work_arrays(config, 1, 16, 132, tiles, **options).items()}  # fmt: skip
+
+    narrow, wide, drawn = arrays(), arrays(rows=64), arrays(sampling=True)
+    assert wide["logits"] == 8 * narrow["logits"] and wide["kv"] == narrow["kv"]
+    assert {n: wide[n] for n in wide.keys() - narrow.keys()} == {
+        "normed": 2 * 64 * config.hidden, "chosen": 4 * 64 * 16, "chosen_weight": 4 * 64 * 16,
+    }  # fmt: skip
+    assert {n: drawn[n] for n in drawn.keys() - narrow.keys()} == {
+        "sampling": 8 * 48, "told": 16 * 8 * 184, "tile_sums": 8 * 8 * tiles, "model_sums": 8 * 8 * 64,
+        "candidates": 8 * 1024 * 8,
+        "weighed": 8 * 1024 * 16, "cursor": 8 * 4,
+    }  # fmt: skip
+    assert narrow.items() <= drawn.items()
 
 
 def test_an_architecture_before_ampere(monkeypatch, config, tmp_path):

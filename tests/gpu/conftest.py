@@ -15,10 +15,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "engine"))
 
-VARIANTS = (  # of the kernel, that the tests here ask for: experts, trace, delays, more
-    (32, 0, False, {}), (32, 1, False, {}), (32, 2, False, {}), (32, 0, True, {}), (32, 0, False, {"MK_BULK": 0}),
-    (200, 0, False, {}),
-)  # fmt: skip
+
+def _variants() -> list[dict]:
+    """Of the kernel, what the tests here ask for."""
+    narrow = [{"trace": t} for t in (0, 1, 2)] + [{"trace": 0, "delays": True}, {"trace": 0, "MK_BULK": 0}]
+    wide = [{"rows": rows} | v for rows in (16, 32, 64) for v in narrow[:4]]
+    all_of_them = [{"experts": 32, "qk_norm": qk} | v for v in narrow + wide for qk in (False, True)]
+    drawing = [{"experts": 32, "trace": 0, "sampling": True, "rows": rows} for rows in (8, 16, 32, 64)]
+    return [*all_of_them, *drawing, {"experts": 32, "trace": 1, "sampling": True}, {"experts": 200, "trace": 0}]
 
 
 def pytest_addoption(parser):
@@ -87,5 +91,10 @@ def compiled(request):
     from engine.cuda.device import open_device
 
     arch = open_device().arch
+
+    def build(variant):
+        more = {name: variant.pop(name) for name in [*variant] if name.startswith("MK_")}
+        megakernel(arch, **kernel_defines(**variant) | more)
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda v: megakernel(arch, **kernel_defines(*v[:3]) | v[3]), VARIANTS))
+        list(pool.map(build, _variants()))

@@ -23,7 +23,7 @@ def bits(logits: list[np.ndarray]) -> list[np.ndarray]:
     return [x.view(np.uint32) for x in logits]
 
 
-@pytest.fixture(scope="module", params=["demo", "llama-576"])
+@pytest.fixture(scope="module", params=["demo", "llama-576", "qwen3moe-256"])
 def directory(request, tmp_path_factory):
     if request.param == "demo":
         return demo_directory()

@@ -29,7 +29,9 @@ static std::vector<unsigned> in_block, block_generation;
 static char* stacks;
 static Fiber* now;
 static jmp_buf scheduler;
-static const Params* params;
+static const void* params;
+static void (*body)(const void*);
+static unsigned threads_of_block;
 
 Index thread_index() { return {now->thread}; }
 Index block_index() { return {now->block}; }
@@ -47,7 +49,7 @@ static void sleep_until_changed(unsigned* word) {
 }
 
 char* meet(Kind kind, const void* mine, unsigned bytes) {
-  Warp& w = warps[now->block * (THREADS / 32) + now->thread / 32];
+  Warp& w = warps[now->block * (threads_of_block / 32) + now->thread / 32];
   char* slots = (char*)w.slots[w.generation & 1];
   if (w.arrived == 0) w.kind = kind;
   if (w.kind != kind) fprintf(stderr, "warp %u: kinds %u and %u meet\n", now->thread / 32, w.kind, kind), abort();
@@ -59,12 +61,12 @@ char* meet(Kind kind, const void* mine, unsigned bytes) {
 
 void sync_block() {
   unsigned b = now->block;
-  if (++in_block[b] == THREADS) in_block[b] = 0, ++block_generation[b];
+  if (++in_block[b] == threads_of_block) in_block[b] = 0, ++block_generation[b];
   else sleep_until_changed(&block_generation[b]);
 }
 
 static void run() {
-  megakernel(*params);
+  body(params);
   now->done = true;
   _longjmp(scheduler, 1);
 }
@@ -81,14 +83,11 @@ static void run() {
   setcontext(&context);
 }
 
-}  // namespace emu
-
 // Runs the grid; `shared` bytes of each block's memory, which is full of ones before and followed by a page that faults.
-extern "C" void emulate(const void* params, unsigned blocks, unsigned shared, unsigned seed) {
-  using namespace emu;
-  size_t threads = (size_t)blocks * THREADS, page = 4096, room = (shared + page - 1) / page * page;
+static void grid(void (*function)(const void*), const void* arguments, unsigned blocks, unsigned in_each, unsigned shared, unsigned seed) {
+  size_t threads = (size_t)blocks * in_each, page = 4096, room = (shared + page - 1) / page * page;
   auto map = [](size_t n) { return (char*)mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); };
-  emu::params = (const Params*)params;
+  params = arguments, body = function, threads_of_block = in_each;
   stacks = map(threads * STACK);
   fibers.assign(threads, Fiber()), warps.assign(threads / 32, Warp());
   in_block.assign(blocks, 0), block_generation.assign(blocks, 0), memory.clear();
@@ -99,7 +98,7 @@ extern "C" void emulate(const void* params, unsigned blocks, unsigned shared, un
     memory.push_back(maps[b] + room - (shared + 127) / 128 * 128);
     memset(memory[b], 0xff, shared);
   }
-  for (size_t i = 0; i < threads; ++i) fibers[i].block = i / THREADS, fibers[i].thread = i % THREADS;
+  for (size_t i = 0; i < threads; ++i) fibers[i].block = i / in_each, fibers[i].thread = i % in_each;
   std::vector<unsigned> order(threads / 32);
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   unsigned random = seed * 2654435761u + 1;
@@ -124,3 +123,33 @@ extern "C" void emulate(const void* params, unsigned blocks, unsigned shared, un
   for (char* m : maps) munmap(m, room + page);
   munmap(stacks, threads * STACK);
 }
+
+}  // namespace emu
+
+extern "C" void emulate(const void* params, unsigned blocks, unsigned shared, unsigned seed) {
+  emu::grid([](const void* p) { megakernel(*(const Params*)p); }, params, blocks, THREADS, shared, seed);
+}
+
+#if MK_SAMPLING
+// SAMPLE and PICK of every row from its logits, by a warp alone: `picked` gets their tokens.  Position of row r: position + r.
+struct Picks { const Params* params; u32 position; u32* picked; };
+
+static void pick_rows(const void* arguments) {
+  auto [params, position, picked] = *(const Picks*)arguments;
+  const Params& p = *params;
+  for (u32 row = 0; row < p.rows; ++row) {
+    const float* logits = (const float*)p.logits + (u64)row * p.vocab;
+    u32 greedy = 0;
+    for (u32 i = 0; i < p.vocab; ++i)
+      if (logits[i] > logits[greedy]) greedy = i;
+    for (u32 part = 0; part < p.sample_parts; ++part) sample(p, row, part, p.sample_parts, emu::lane());
+    u32 token = pick_row(p, row, position + row, p.sample_parts, logits[greedy], greedy, ((Told*)p.told)[row], emu::lane());
+    if (emu::lane() == 0) picked[row] = token;
+  }
+}
+
+extern "C" void emulate_picks(const void* params, unsigned position, unsigned* picked) {
+  Picks picks = {(const Params*)params, position, picked};
+  emu::grid(pick_rows, &picks, 1, 32, 128, 0);
+}
+#endif

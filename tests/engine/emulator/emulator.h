@@ -85,6 +85,7 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 
 // Compiled with -ffp-contract=off: what these say is what is done.
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return a * b + c; }  // not fused: nor is what the compiler would fuse
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
@@ -113,6 +114,11 @@ inline unsigned atomicExch(unsigned* p, unsigned v) {
 inline unsigned atomicAdd(unsigned* p, unsigned v) {
   unsigned old = *p;
   *p = old + v;
+  return old;
+}
+inline unsigned atomicOr(unsigned* p, unsigned v) {
+  unsigned old = *p;
+  *p = old | v;
   return old;
 }
 

@@ -1,0 +1,126 @@
+"""Steps of up to 64 rows on the GPU: the same bits as in steps of eight, whatever is mixed, traced, delayed or poisoned."""
+
+import numpy as np
+import pytest
+from cases import CASES
+from checkpoints import make_checkpoint
+from rows import Rows, demo_directory, same_bits
+from stepping import make_plan, open_cuda
+from test_same_bits import poison, prompts
+
+from mkviz.drain import Drain
+
+pytestmark = pytest.mark.gpu
+
+LENGTHS = (700, 130, 1, 64, 270, 65, 33, 128)
+
+
+@pytest.fixture(scope="module", params=["demo", "llama-576", "qwen3moe-256", "cohere-2048"])
+def directory(request, tmp_path_factory):
+    if request.param == "demo":
+        return demo_directory()
+    directory = tmp_path_factory.mktemp(request.param, numbered=False)
+    family, settings = CASES[request.param]
+    make_checkpoint(directory, family, **settings)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def narrow(directory):
+    backend = open_cuda(directory)
+    logits = Rows(backend, prompts(backend, LENGTHS), seed=3).run(most=8)
+    backend.close()
+    return logits
+
+
+def wide(directory, rows, seed, **options):
+    backend = open_cuda(directory, rows=rows, **options)
+    return Rows(backend, prompts(backend, LENGTHS), seed=seed).run(most=rows)
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64])
+def test_same_bits_in_every_bucket(directory, narrow, rows, evidence):
+    got = wide(directory, rows, seed=rows)
+    same = [same_bits(a, b) for a, b in zip(got, narrow, strict=True)]
+    worst = max(float(np.nanmax(np.abs(a - b))) for a, b in zip(got, narrow, strict=True))
+    evidence.add(
+        "bucket", model=directory.name, bucket=rows, sequences=len(same), identical=sum(same), largest_difference=worst
+    )
+    assert all(same)
+
+
+@pytest.mark.parametrize("options", [{"trace": 1}, {"trace": 2}, {"sms": 57}, {"delays": 5}, {"policy": "layered"}], ids=str)
+def test_same_bits_however_it_runs(directory, narrow, options, evidence):
+    got = wide(directory, 64, seed=9, **options)
+    same = all(same_bits(a, b) for a, b in zip(got, narrow, strict=True))
+    evidence.add("bucket 64", model=directory.name, identical=same, **options)
+    assert same
+
+
+def test_poison_leaks_nothing_in_wide_steps(directory, narrow, evidence):
+    backend = open_cuda(directory, rows=64)
+    poison(backend, pages=True)
+    step = backend.step
+
+    def poisoned_step(plan):
+        poison(backend, pages=False)
+        return step(plan)
+
+    backend.step = poisoned_step
+    got = Rows(backend, prompts(backend, LENGTHS), seed=2).run(most=50)
+    same = all(same_bits(a, b) for a, b in zip(got, narrow, strict=True))
+    evidence.add("poison, bucket 64", model=directory.name, identical=same)
+    assert same
+
+
+def test_a_prompt_of_3000_tokens_while_seven_rows_decode(directory, evidence):
+    """Greedy tokens and logits of all eight sequences, against each of them alone in steps of eight rows at most."""
+    backend = open_cuda(directory, rows=64)
+    if backend.config.max_positions < 3100:
+        pytest.skip(f"a context of {backend.config.max_positions}")
+    tokens = prompts(backend, (9, 17, 33, 64, 65, 100, 129), seed=1)
+    long = prompts(backend, (3000,), seed=2)[0]
+    rows = Rows(backend, [*tokens, long], seed=1)
+    while any(rows.done[i] < len(tokens[i]) for i in range(7)):
+        rows.step([min(8, len(t) - d) for t, d in zip(tokens, rows.done, strict=False)] + [0])
+    steps = 0
+    while rows.done[7] < 3000:
+        for i in range(7):  # each goes on by its own greedy token
+            rows.tokens[i].append(int(rows.logits[i][-1].argmax()))
+        rows.step([1] * 7 + [min(57, 3000 - rows.done[7])])
+        steps += 1
+    narrow = open_cuda(directory)
+    same = 0
+    for i in range(8):
+        alone = Rows(narrow, [rows.tokens[i]], seed=i).run(most=8)[0]
+        same += same_bits(alone, rows.logits[i])
+    evidence.add("prefill beside decode", model=directory.name, prompt=3000, decoding=7, steps=steps, identical=same)
+    assert same == 8
+
+
+def test_many_wide_steps_in_one_launch(directory):
+    """Forty rows decode twelve steps: the tokens of eight-row launches."""
+    rows, steps, i32 = 40, 12, np.int32
+    tokens = np.random.default_rng(4).integers(10, 200, rows).astype(i32)
+    pages = np.arange(rows, dtype=i32)[:, None]
+    backend = open_cuda(directory, rows=64)
+    backend.run(make_plan(tokens, np.zeros(rows, i32), range(rows), pages), steps)
+    together = backend.greedy_steps.copy()
+    few = open_cuda(directory)
+    for i in range(0, rows, 8):
+        few.run(make_plan(tokens[i : i + 8], np.zeros(8, i32), range(8), pages[i : i + 8]), steps)
+        assert np.array_equal(few.greedy_steps, together[:, i : i + 8]), i
+
+
+def test_records_of_wide_steps():
+    backend = open_cuda(demo_directory(), rows=64, trace=1)
+    drain, graphs = Drain(backend.rings.link(), expects_meta=False), 0
+    for at in range(0, 240, 60):
+        backend.step(make_plan(np.arange(20, 80), range(at, at + 60)))
+        while graphs < len(backend.graphs):
+            drain.graph(graphs, *backend.graphs[graphs])
+            graphs += 1
+        drain.poll()
+    stats = drain.close()
+    assert stats.torn == stats.lost == 0
+    assert stats.written == 4 * len(backend.graphs[0][0])
