@@ -93,7 +93,8 @@ struct Params {
   u32 parallel, centre, interleaved, router_kind;
   u32 renormalise, shared_average, stages, x_stride;  // x_stride: u32 words between rows of the resident activations
   u32 picked_counter, picked_arrivals, step_high, delay_seed;
-  float eps, logit_scale, attention_scale, pad;
+  float eps, logit_scale, attention_scale;
+  u32 held;  // words of shared memory for the activations of a product that are read once; 0: they stay in global memory
   u64 head_scratch;                           // f32[sms, storers, 8, 32, 4]: heads of Q and K between product and norm
   u64 sampling, told;                         // Sampling[rows], Told[steps, rows]
   u64 tile_sums, model_sums;                  // u64[rows, head_tiles], u64[rows, parts]: weights of tiles, of parts at temperature 1

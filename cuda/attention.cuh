@@ -155,7 +155,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row
 
 // Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
 // MERGE_BATCH splits get their weights together, which decides the bits; all reads of MERGE_AHEAD are under way together.
-static constexpr u32 MERGE_BATCH = MK_BULK ? 16 : 12;  // below sm_90 copies take more registers
+static constexpr u32 MERGE_BATCH = 12;
 static constexpr u32 MERGE_AHEAD = WIDE ? MERGE_BATCH / 2 : MERGE_BATCH;
 
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {

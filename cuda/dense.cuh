@@ -24,6 +24,8 @@ struct Parts {
   u32 k16, parts, tail, left;
   __device__ __forceinline__ Parts(u32 k16, u32 parts, u32 tail) : k16(k16), parts(parts), tail(tail), left(k16) {}
 
+  __device__ __forceinline__ u32 fragments() const { return parts * k16 + tail; }  // before the first next()
+
   // Fragments of the next chunk, 0 after the last one.
   __device__ __forceinline__ u32 next() {
     u32 n = min(left, CHUNK_K16);
@@ -64,6 +66,37 @@ __device__ __forceinline__ void multiply_streamed(Block& b, float (&c)[4], const
   }
 }
 
+// The same for a step of one row whose activations have room in shared memory: every warp brings those of its own fragments there,
+// all at once, and waits once.
+template <typename Next>
+__device__ __forceinline__ void multiply_held(Block& b, float (&c)[4], const uint2* v, const uint2* w, Parts parts, Next next_chunk) {
+  u32 lane = b.lane, f0 = b.warp * 4, mine = f0 + (lane >> 1 & 3), half = (lane & 1) * 16;
+  u32* words = b.q + 2 * TASK_ROWS * ROWS * b.q_stride;  // 8 a fragment
+  auto fetch = [&](u32 first, const uint2* from, u32 k16, u32 parts) {  // 32 bytes a fragment, of 256; four chunks at a time
+    u32 chunks = (k16 + CHUNK_K16 - 1) / CHUNK_K16;
+#pragma unroll 1
+    for (u32 i = lane >> 3; i < parts * chunks; i += 4) {
+      u32 part = i / chunks, k = (i - part * chunks) * CHUNK_K16 + mine, at = part * k16 + k;
+      if (k < k16) ptx::copy(ptx::shared_address(words + (first + at) * 8) + half, (const char*)(from + at * 32) + half);
+    }
+  };
+  fetch(0, v, parts.k16, parts.parts);
+  if (parts.tail) fetch(parts.parts * parts.k16, w, parts.tail, 1);
+  ptx::copies_done();
+  __syncwarp();
+  const u32* held = words + f0 * 8 + (lane & 3) * 2;
+#pragma unroll 1
+  for (u32 n = parts.next(); n; held += n * 8, n = parts.next()) {
+    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      uint2 x = lane < 4 && f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
+      if (f0 + i < n) ptx::mma(c, a[i * 32], x.x, x.y);
+    }
+    next_chunk.release();
+  }
+}
+
 // Storers: v[0], v[1] are row r of the block for columns n, n + 1; v[2], v[3] row r + 8.
 
 struct TileValues { float v[4]; u32 r, n; };
@@ -80,13 +113,62 @@ __device__ __forceinline__ TileValues sum_tile(const Tile& tile, u32 lane) {
 
 __device__ __forceinline__ float bias_of(u64 bias, u32 i) { return bias ? __ldg((const float*)bias + i) : 0.f; }
 
-// Eight pairs of one head: bias and RoPE (where they are not yet there), then q to its buffer, or k and v to their pages.
+__device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row) {
+  return (const float*)p.x + ((layer & 1) * MAX_ROWS + row) * (u64)p.hidden;
+}
+
+// What a tile's last step reads besides the sums: asked for before the tile is finished, because a read takes about a microsecond.
+// QKV: cosine and sine of the tile's columns (v), their pages' numbers (w, as bits).  O_PROJ: x (w), where it adds to it.  *_DOWN: the
+// O projection (v) and x (w).
+struct Beside { float v[4], w[4]; };
+
+__device__ __forceinline__ u32 qkv_kind(const Params& p, const Task& t) {  // 0: q, 1: k, 2: v
+  return t.a < p.heads ? 0 : t.a < p.heads + p.kv_heads ? 1 : 2;
+}
+
+__device__ __forceinline__ bool reads_residual(const Params& p, u32 op) {
+  return (op == O_PROJ && !p.parallel) || op == EXPERT_DOWN || op == DENSE_DOWN;
+}
+
+// Of the tile whose first column is row `first` of the step.
+__device__ __forceinline__ Beside beside(Block& b, const Task& t, u32 block, u32 first, const Walker& walk) {
+  const Params& p = b.p;
+  u32 r = b.lane >> 2, n = first + (b.lane & 3) * 2;
+  Beside e = {};
+  if (t.op == QKV) {
+    u32 kind = qkv_kind(p, t);
+#pragma unroll
+    for (u32 j = 0; j < 2; ++j) {
+      if (n + j >= p.rows) continue;
+      u32 at = walk.position(n + j);
+      if (kind < 2 && b.layers[t.layer].rope) {
+        float2 cs = __ldg((const float2*)p.rope_table + (u64)at * (p.head_dim / 2) + t.b + block * 8 + r);
+        e.v[2 * j] = cs.x, e.v[2 * j + 1] = cs.y;
+      }
+      if (kind) e.w[j] = __uint_as_float(page_id(b, n + j, at / PAGE));
+    }
+    return e;
+  }
+  if (!reads_residual(p, t.op)) return e;
+  bool down = t.op == EXPERT_DOWN || t.op == DENSE_DOWN, x = down == (p.parallel != 0);
+#pragma unroll
+  for (u32 j = 0; j < 4; ++j) {
+    u32 row = n + (j & 1), column = t.a + block * 16 + r + (j >> 1) * 8;
+    bool mine = row < p.rows && column < p.hidden;
+    if (mine && down) e.v[j] = __ldcg((const float*)p.mid + row * (u64)p.hidden + column);
+    if (mine && x) e.w[j] = __ldcg(x_of(p, t.layer, row) + column);
+  }
+  return e;
+}
+
+// Eight pairs of one head: bias and RoPE where they are not yet there.
 template <bool READY = false>
-__device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Walker& walk) {
+__device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Walker& walk,
+                                          const Beside& e) {
   const Params& p = b.p;
   const Layer& layer = b.layers[t.layer];
-  u32 half = p.head_dim / 2, pair = t.b + block * 8 + y.r, which = t.a < p.heads ? 0 : t.a < p.heads + p.kv_heads ? 1 : 2;
-  u32 head = which == 0 ? t.a : (t.a - p.heads) % p.kv_heads;
+  u32 half = p.head_dim / 2, pair = t.b + block * 8 + y.r, kind = qkv_kind(p, t);
+  u32 head = kind == 0 ? t.a : (t.a - p.heads) % p.kv_heads;
   u32 d0 = p.interleaved ? 2 * pair : pair, d1 = p.interleaved ? 2 * pair + 1 : pair + half;
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
@@ -95,29 +177,24 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
     float one = y.v[j], two = y.v[j + 2];
     if (!READY) one += bias_of(layer.qkv_bias, t.a * p.head_dim + d0), two += bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
     u32 at = walk.position(row);
-    if (!READY && which < 2 && layer.rope) {
-      float2 cs = __ldg((const float2*)p.rope_table + (u64)at * half + pair);
-      float rotated = one * cs.x - two * cs.y;
-      two = two * cs.x + one * cs.y, one = rotated;
+    if (!READY && kind < 2 && layer.rope) {
+      float cosine = e.v[2 * j], sine = e.v[2 * j + 1], rotated = one * cosine - two * sine;
+      two = two * cosine + one * sine, one = rotated;
     }
-    if (which == 0) {
+    if (kind == 0) {
       u16* q = (u16*)p.q + ((u64)row * p.heads + head) * p.head_dim;
       q[d0] = to_bf16(one), q[d1] = to_bf16(two);
     } else {
-      u16* page = (u16*)page_address(p, page_id(b, row, at / PAGE), t.layer, head, which - 1);
-      u32 token = at % PAGE;
-      page[which == 1 ? key_index(token, d0, p.head_dim) : value_index(token, d0)] = to_bf16(one);
-      page[which == 1 ? key_index(token, d1, p.head_dim) : value_index(token, d1)] = to_bf16(two);
+      u32 number = READY ? page_id(b, row, at / PAGE) : __float_as_uint(e.w[j]), token = at % PAGE;
+      u16* page = (u16*)page_address(p, number, t.layer, head, kind - 1);
+      page[kind == 1 ? key_index(token, d0, p.head_dim) : value_index(token, d0)] = to_bf16(one);
+      page[kind == 1 ? key_index(token, d1, p.head_dim) : value_index(token, d1)] = to_bf16(two);
     }
   }
-  if (which) ptx::fence_copy_engine();
+  if (kind) ptx::fence_copy_engine();
 }
 
-__device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row) {
-  return (const float*)p.x + ((layer & 1) * MAX_ROWS + row) * (u64)p.hidden;
-}
-
-__device__ __forceinline__ void o_proj_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
+__device__ __forceinline__ void o_proj_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Beside& e) {
   const Params& p = b.p;
   u64 bias = b.layers[t.layer].o_bias;
 #pragma unroll
@@ -125,7 +202,7 @@ __device__ __forceinline__ void o_proj_store(Block& b, const Task& t, u32 block,
     u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
     if (row >= rows || column >= p.hidden) continue;
     float v = y.v[j] + bias_of(bias, column);
-    ((float*)p.mid)[row * (u64)p.hidden + column] = p.parallel ? v : __ldcg(x_of(p, t.layer, row) + column) + v;
+    ((float*)p.mid)[row * (u64)p.hidden + column] = p.parallel ? v : e.w[j] + v;
   }
 }
 
@@ -170,25 +247,17 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
   }
 }
 
-// x of the next layer: (x + attention) + FFN.  All reads are under way before the first is used.
-__device__ __forceinline__ void down_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows) {
+// x of the next layer: (x + attention) + FFN.
+__device__ __forceinline__ void down_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Beside& e) {
   const Params& p = b.p;
   u64 bias = t.op == DENSE_DOWN ? b.layers[t.layer].down_bias : 0;
-  float base[4], x[4];
-#pragma unroll
-  for (u32 j = 0; j < 4; ++j) {
-    u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
-    bool mine = row < rows && column < p.hidden;
-    base[j] = mine ? __ldcg((const float*)p.mid + row * (u64)p.hidden + column) : 0;
-    x[j] = mine && p.parallel ? __ldcg(x_of(p, t.layer, row) + column) : 0;
-  }
 #pragma unroll
   for (u32 j = 0; j < 4; ++j) {
     u32 row = y.n + (j & 1), column = t.a + block * 16 + y.r + (j >> 1) * 8;
     if (row >= rows || column >= p.hidden) continue;
     float ffn = y.v[j];
     if (p.shared_average && t.op == EXPERT_DOWN) ffn *= 0.5f;
-    ((float*)x_of(p, t.layer + 1, row))[column] = base[j] + x[j] + (ffn + bias_of(bias, column));
+    ((float*)x_of(p, t.layer + 1, row))[column] = e.v[j] + e.w[j] + (ffn + bias_of(bias, column));
   }
 }
 

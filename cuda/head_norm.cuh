@@ -65,7 +65,7 @@ struct Head {
       float4 v = next;
       if (i + 1 < t.blocks) next = from[(i + 1) * 32];
       TileValues y = {{v.x * scale[0], v.y * scale[1], v.z * scale[0], v.w * scale[1]}, r, n};
-      qkv_store<true>(b, t, i, y, b.p.rows, walk);
+      qkv_store<true>(b, t, i, y, b.p.rows, walk, {});
     }
   }
 };

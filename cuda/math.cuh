@@ -47,7 +47,7 @@ struct Math {
   // The task is ready.  Await its first chunk, as its first product will once more.
   __device__ __forceinline__ bool begin(const Task& t) {
     u32 first = ptx::shared_address(&b.s.full[place.stage]);
-    bool late = !ptx::phase_over_now(first, place.phase);
+    bool late = __ballot_sync(~0u, ptx::phase_over_now(first, place.phase)) != ~0u;  // all lanes go the same way
     if (late && !wait_barrier(first, place.phase, ROLE_MATH, t.id, walk.step)) return false;
     u32 now = ptx::cycles(), landed = 0;
     if (late || (walk.work & (FILL_EVERY - 1)) == 0) landed = stages_landed();
@@ -147,7 +147,8 @@ struct Math {
         // one vector, or those of the active experts in turn and then that of the shared ones: a single accumulation
         u64 v = t.op == O_PROJ ? b.p.attention : t.op == DENSE_DOWN ? b.p.dense_hidden : b.p.expert_hidden;
         Parts parts(t.k16, t.op == EXPERT_DOWN ? walk.routing().count : 1, t.tail);
-        multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
+        if (parts.fragments() * 8 <= b.p.held) multiply_held(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
+        else multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
       } else {
         multiply_resident(b, c, t.k16, next);
       }

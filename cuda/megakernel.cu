@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
   char* ring = block_memory + (sizeof(Shared) + 127) / 128 * 128;
   u32* q = (u32*)(ring + p.stages * CHUNK);
   u32 q_stride = p.head_dim / 2 + 4;
-  u32* layers = q + 2 * TASK_ROWS * ROWS * q_stride;
+  u32* layers = q + 2 * TASK_ROWS * ROWS * q_stride + p.held;  // behind those held, since they are no multiple of 16 bytes
   u32* x = layers + p.layer_count * (sizeof(Layer) / 4);  // last, since it is as long as the step has rows
   for (u32 i = threadIdx.x; i < 2 * TASK_ROWS * ROWS * q_stride; i += THREADS) q[i] = 0;  // heads beyond the group stay zero
   for (u32 i = threadIdx.x; i < p.layer_count * (sizeof(Layer) / 4); i += THREADS) layers[i] = __ldg((const u32*)p.layers + i);

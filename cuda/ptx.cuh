@@ -110,6 +110,14 @@ __device__ __forceinline__ bool phase_over_now(u32 bar, u32 parity) {
   return ok;
 }
 
+// 16 bytes into shared memory, by one lane; copies_done: this lane's have landed.
+
+__device__ __forceinline__ void copy(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // -- bytes into shared memory, counted on an mbarrier.  Called by a whole warp; `bytes` is a multiple of 512, the barrier expects
 // LOAD_ARRIVALS arrivals.
 
@@ -128,8 +136,7 @@ __device__ __forceinline__ void load_chunk(u32 to, const void* from, u32 bytes, 
                  "l"(from), "r"(bytes), "r"(bar), "l"(READ_ONCE) : "memory");
   }
 #else
-  for (u32 at = lane * 16; at < bytes; at += 512)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"((const char*)from + at) : "memory");
+  for (u32 at = lane * 16; at < bytes; at += 512) copy(to + at, (const char*)from + at);
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }

@@ -142,6 +142,14 @@ struct Storer {
 
   // -- finished tiles
 
+  // What O_PROJ and *_DOWN read is there when their last counter is, mostly long before their tile is.
+  __device__ __forceinline__ bool ask_beside(const Task& t, u32 block, Beside& e) {
+    u32 i = t.waits - 1;
+    if (reads_residual(b.p, t.op) && !walk.wait.counter(t.wait[i], walk.target(t.wait_arrivals[i], t.need[i]), t.id, walk.step)) return false;
+    e = beside(b, t, block, 0, walk);
+    return true;
+  }
+
 #if MK_QK_NORM || MK_ROWS > 8
   // The next finished tile: its sums, and room for another.  False: the launch is given up.
   __device__ __forceinline__ bool next_tile(const Task& t, TileValues& y, u32& work) {
@@ -203,9 +211,10 @@ struct Storer {
       for (u32 group = 0; group < groups; ++group) {
         TileValues y;
         if (!next_tile(t, y, work)) return false;
+        Beside e = beside(b, t, block, group * ROWS, walk);
         y.n += group * ROWS;
         Best of_tile = {{0, 0}, {~0u, ~0u}};
-        finish(t, block, y, of_tile);
+        finish(t, block, y, e, of_tile);
         if (t.op == LM_HEAD) take_best(best, of_tile, group, b.lane);
       }
     if (t.op == LM_HEAD) {
@@ -227,14 +236,17 @@ struct Storer {
     Best best = {{0, 0}, {~0u, ~0u}};
     for (u32 block = 0; block < t.blocks; ++block, ++tiles) {
       u32 buffer = tiles & 1;
+      Beside e;
+      if (MK_BULK && !ask_beside(t, block, e)) return false;  // below sm_90 there are no registers to spare for it so early
       if (!walk.wait.barrier(b.s.tile_full[index][buffer], (tiles >> 1) & 1, t.id, walk.step)) return false;
+      if (!MK_BULK) e = beside(b, t, block, 0, walk);
       const Tile& tile = b.s.tile[index][buffer];
       work = tile.work;
       if (t.op == ATTENTION) {
         attention_store(b, t, t.a, tile);
       } else {
         TileValues y = sum_tile(tile, b.lane);
-        finish(t, block, y, best);
+        finish(t, block, y, e, best);
       }
       __syncwarp();
       if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_empty[index][buffer]));
@@ -244,16 +256,16 @@ struct Storer {
   }
 #endif
 
-  __device__ __forceinline__ void finish(const Task& t, u32 block, const TileValues& y, Best& best) {
+  __device__ __forceinline__ void finish(const Task& t, u32 block, const TileValues& y, const Beside& e, Best& best) {
     u32 rows = b.p.rows;
     if (t.op == QKV) {
-      qkv_store(b, t, block, y, rows, walk);
+      qkv_store(b, t, block, y, rows, walk, e);
     } else if (t.op == O_PROJ) {
-      o_proj_store(b, t, block, y, rows);
+      o_proj_store(b, t, block, y, rows, e);
     } else if (t.op == ROUTER) {
       router_store(b, t, block, y, rows);
     } else if (t.op == EXPERT_DOWN || t.op == DENSE_DOWN) {
-      down_store(b, t, block, y, rows);
+      down_store(b, t, block, y, rows, e);
     } else if (t.op == LM_HEAD) {
       lm_head_store(b, t, block, y, rows, best);
     } else {

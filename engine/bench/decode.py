@@ -172,7 +172,8 @@ class _Ceiling:
         if runner.name == "cuda":
             from engine.bench.stream import ReadStream
 
-            self._stream, self._own = ReadStream(runner.backend.device), runner.backend.layout(rows)[0]
+            backend = runner.backend
+            self._stream, self._own = ReadStream(backend.device), backend.layout(rows, backend.buckets[-1])[0]
             matrices = runner.backend.weights.matrices.values()
             self._weights = list({id(a): a for a in matrices}.values())  # the head may be the embedding
 
@@ -267,7 +268,7 @@ def _runner(args: argparse.Namespace, config: ModelConfig, weights: Any) -> Runn
     if max(args.batch) > (most := kind.max_rows()):
         raise MkvizError(f"--batch: {max(args.batch)} rows", f"at most {most} on the {args.backend} backend")
     pages = max(args.batch) * pages_for(max(args.context) + args.steps)
-    return kind(config, weights, pages=pages, steps=args.steps, policy=args.policy)
+    return kind(config, weights, pages=pages, steps=args.steps, rows=max(args.batch), policy=args.policy)
 
 
 def _told(args: argparse.Namespace, config: ModelConfig, name: str, runner: Runner) -> dict:

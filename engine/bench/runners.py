@@ -114,21 +114,23 @@ class CudaRunner(Runner):
 
     name, kv_element = "cuda", 2
 
-    def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int, steps: int, policy: str):
+    def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int, steps: int, rows: int, policy: str):
+        from engine.cuda.abi import BUCKETS
         from engine.cuda.backend import CudaBackend
 
-        super().__init__(config, weights, CudaBackend(config, weights, pages=pages, policy=policy, trace=0, max_steps=steps))
+        options = {"policy": policy, "trace": 0, "max_steps": steps, "rows": next(b for b in BUCKETS if b >= rows)}
+        super().__init__(config, weights, CudaBackend(config, weights, pages=pages, **options))
         self._fill_kv()
         # the same backend, weights, buffers and programs, with a kernel that notes its routes
         self._traced = copy.copy(self.backend)
         self._traced.trace = 1
-        self._traced._launch = self._traced._load(self._traced._compile())
+        self._traced._launch = {bucket: self._traced._load(cubin) for bucket, cubin in self._traced._compile().items()}
 
     @staticmethod
     def max_rows() -> int:
-        from engine.cuda.backend import CudaBackend
+        from engine.cuda.abi import BUCKETS
 
-        return CudaBackend.max_rows
+        return BUCKETS[-1]
 
     def _fill_kv(self) -> None:
         """Standard normal keys and values."""
@@ -164,7 +166,7 @@ class CpuRunner(Runner):
 
     name, kv_element = "cpu", 4
 
-    def __init__(self, config: ModelConfig, weights: Weights, *, pages: int, steps: int, policy: str):
+    def __init__(self, config: ModelConfig, weights: Weights, *, pages: int, steps: int, rows: int, policy: str):
         from engine.cpu.backend import CpuBackend
 
         super().__init__(config, weights, CpuBackend(config, weights, pages=pages, policy=policy, trace=False))

@@ -56,7 +56,7 @@ PARAMS = _struct(
     *_words("hidden heads kv_heads head_dim experts top_k expert_k16 dense_k16 shared_k16 vocab layer_count rows table_width "
             "splits head_tiles ring_capacity epoch steps step_low poll_budget parallel centre interleaved router_kind "
             "renormalise shared_average stages x_stride picked_counter picked_arrivals step_high delay_seed", "<u4"),
-    *_words("eps logit_scale attention_scale pad", "<f4"), 
+    *_words("eps logit_scale attention_scale", "<f4"), ("held", "<u4"),
     *_words("head_scratch sampling told tile_sums model_sums candidates weighed cursor", "<u8"),
     *_words("head_tile sample_parts", "<u4"), *_words("normed chosen chosen_weight", "<u8"),
 )  # fmt: skip

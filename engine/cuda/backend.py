@@ -144,12 +144,22 @@ class CudaBackend:
         is left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
         c, fixed = self.config, fixed_shared(bucket)
         activations = rows * self.x_stride if bucket == abi.ROWS else 0
+        activations += self.held(rows)
         resident = 4 * (activations + 2 * bucket * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
         stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
             what = f"hidden_size: {c.hidden}" if bucket == abi.ROWS else f"rows: {bucket} in one step"
             raise MkvizError(what, f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
         return stages, fixed + stages * abi.CHUNK + resident
+
+    def held(self, rows: int) -> int:
+        """Words of shared memory for what a projection back into the residual reads (heads, or a hidden layer): 8 a fragment of
+        16.  Only for a single row, and only where a stage of the ring has room for it."""
+        c = self.config
+        widths = [c.heads * c.head_dim]
+        widths += [c.top_k * s.width + c.shared_width if s.mlp == "moe" else s.width for s in c.layers]
+        fitting = [w // 16 * 8 for w in widths if w // 16 * 32 <= abi.CHUNK]
+        return max(fitting, default=0) if rows == 1 else 0
 
     def _bucket(self, shape: StepShape) -> int:
         return max(abi.ROWS, shape.rows)
@@ -209,7 +219,7 @@ class CudaBackend:
             "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
             "stages": self.layout(rows, bucket)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
-            "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps,
+            "held": self.held(rows), "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps,
             "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
         }.items():  # fmt: skip
             p[name] = value

@@ -159,7 +159,6 @@ def spec(config, **changes):
         (lambda c: replace(c, shared_width=40), "shared expert width: 40; a multiple of 16"),
         (lambda c: replace(c, experts=257), "num_experts: 257; at most 256"),
         (lambda c: replace(c, experts=32, top_k=17), "num_experts_per_tok: 17; at most 16"),
-        (lambda c: replace(c, family="qwen3", qk_norm=True), "model_type: qwen3; a family without norms of q and k"),
     ],
 )
 def test_what_the_kernel_cannot_honour_is_refused_by_name(config, change, message):

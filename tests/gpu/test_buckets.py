@@ -19,8 +19,9 @@ LENGTHS = (700, 130, 1, 64, 270, 65, 33, 128)
 def directory(request, tmp_path_factory):
     if request.param == "demo":
         return demo_directory()
-    directory = tmp_path_factory.mktemp(request.param, numbered=False)
+    directory = tmp_path_factory.mktemp("buckets") / request.param
     family, settings = CASES[request.param]
+    directory.mkdir()
     make_checkpoint(directory, family, **settings)
     return directory
 
