@@ -101,6 +101,7 @@ struct Params {
   u64 candidates, weighed;                    // (token, logit)[rows, CANDIDATES]; (key, weight) of the same
   u64 cursor;                                 // u32[rows]: how many candidates there are, and whether any logit is bad
   u32 head_tile, sample_parts;                // tokens of an LM-head tile; SAMPLE tasks of a row
+  u32 tag, pad0;                              // of the first layer of the first step: see tagged.cuh
   u64 normed;                                 // bf16 fragments of [hidden] x 8 for each eight rows: where norms are tasks
   u64 chosen, chosen_weight;                  // u32[rows, MAX_TOP_K], ascending, f32 of the same: where top-k is a task
 };

@@ -4,7 +4,7 @@
 // math warps 0-3 (n even) or 4-7 (n odd), 16 keys a warp.  Then one maximum over the split, probabilities as B fragments in shared
 // memory, and P·V with warp w owning 16 rows of the output, so that no sum crosses warps and its order is that of the keys.
 #pragma once
-#include "block.cuh"
+#include "tagged.cuh"
 
 __device__ __forceinline__ u32 page_id(Block& b, u32 row, u32 page) {
   return __ldg((const u32*)b.p.page_table + b.s.sequence[row] * b.p.table_width + page);

@@ -6,7 +6,9 @@
 #define MK_TRACE 0  // 0: no timer is read; 1: a record a task; 2: a second record of the phases inside it
 #endif
 #ifndef MK_ROWS
-#define MK_ROWS 8  // most rows of a step: 8, or 16, 32, 64, where norms and top-k are tasks and activations stay in global memory
+// Most rows of a step: 1, whose activations travel as tagged words (tagged.cuh); 8; or 16, 32, 64, where norms and top-k are tasks and
+// activations stay in global memory.
+#define MK_ROWS 8
 #endif
 #ifndef MK_QK_NORM
 #define MK_QK_NORM 0  // 1: heads of Q and K are normed before RoPE; the tile of a QKV task is a whole head
@@ -19,8 +21,8 @@
 #endif
 
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
-static constexpr u32 MAX_ROWS = MK_ROWS, GROUPS = MAX_ROWS / ROWS;
-static constexpr bool WIDE = GROUPS > 1;
+static constexpr u32 MAX_ROWS = MK_ROWS, GROUPS = (MAX_ROWS + ROWS - 1) / ROWS;
+static constexpr bool ONE = MAX_ROWS == 1, WIDE = GROUPS > 1;
 static constexpr u32 TASK_ROWS = GROUPS;  // rows of an attention task: an eighth of the bucket
 static constexpr u32 ROUTE_SLOTS = WIDE ? 256 : 128;  // of a layer in the routes table
 static constexpr u32 MATH_WARPS = 8, FEEDERS = 3, STORERS = 4;  // 16 warps: 128 registers a thread
@@ -208,6 +210,9 @@ struct Walker {
   __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
 
   __device__ __forceinline__ u32 target(u32 arrivals, u32 need) const { return (b.p.epoch + step) * arrivals + need; }
+
+  // Of what is handed over in a layer (the last one's successor has the final norm's input).
+  __device__ __forceinline__ u32 tag(u32 layer) const { return b.p.tag + step * (b.p.layer_count + 1) + layer; }
 
   // Before a step: the tokens of the one before must be there, and the host must not have asked to stop.
   __device__ __forceinline__ bool next_step() {

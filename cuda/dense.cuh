@@ -24,8 +24,6 @@ struct Parts {
   u32 k16, parts, tail, left;
   __device__ __forceinline__ Parts(u32 k16, u32 parts, u32 tail) : k16(k16), parts(parts), tail(tail), left(k16) {}
 
-  __device__ __forceinline__ u32 fragments() const { return parts * k16 + tail; }  // before the first next()
-
   // Fragments of the next chunk, 0 after the last one.
   __device__ __forceinline__ u32 next() {
     u32 n = min(left, CHUNK_K16);
@@ -63,37 +61,6 @@ __device__ __forceinline__ void multiply_streamed(Block& b, float (&c)[4], const
       next_chunk.release();
       read(held[j]);
     }
-  }
-}
-
-// The same for a step of one row whose activations have room in shared memory: every warp brings those of its own fragments there,
-// all at once, and waits once.
-template <typename Next>
-__device__ __forceinline__ void multiply_held(Block& b, float (&c)[4], const uint2* v, const uint2* w, Parts parts, Next next_chunk) {
-  u32 lane = b.lane, f0 = b.warp * 4, mine = f0 + (lane >> 1 & 3), half = (lane & 1) * 16;
-  u32* words = b.q + 2 * TASK_ROWS * ROWS * b.q_stride;  // 8 a fragment
-  auto fetch = [&](u32 first, const uint2* from, u32 k16, u32 parts) {  // 32 bytes a fragment, of 256; four chunks at a time
-    u32 chunks = (k16 + CHUNK_K16 - 1) / CHUNK_K16;
-#pragma unroll 1
-    for (u32 i = lane >> 3; i < parts * chunks; i += 4) {
-      u32 part = i / chunks, k = (i - part * chunks) * CHUNK_K16 + mine, at = part * k16 + k;
-      if (k < k16) ptx::copy(ptx::shared_address(words + (first + at) * 8) + half, (const char*)(from + at * 32) + half);
-    }
-  };
-  fetch(0, v, parts.k16, parts.parts);
-  if (parts.tail) fetch(parts.parts * parts.k16, w, parts.tail, 1);
-  ptx::copies_done();
-  __syncwarp();
-  const u32* held = words + f0 * 8 + (lane & 3) * 2;
-#pragma unroll 1
-  for (u32 n = parts.next(); n; held += n * 8, n = parts.next()) {
-    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-      uint2 x = lane < 4 && f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
-      if (f0 + i < n) ptx::mma(c, a[i * 32], x.x, x.y);
-    }
-    next_chunk.release();
   }
 }
 

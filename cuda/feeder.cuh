@@ -1,6 +1,6 @@
 // The feeders: wait for a task's counters, and have its activations in shared memory before math is told to begin.
 #pragma once
-#include "dense.cuh"
+#include "one_row.cuh"
 
 struct Feeder {
   Block& b;
@@ -58,20 +58,42 @@ struct Feeder {
 
 #if MK_ROWS <= 8
   // `g` has the first weights.
-  __device__ __forceinline__ bool norm(u32 layer, bool second, float4 (&g)[HELD]) {
+  __device__ __forceinline__ bool norm(const Task& t, u32 layer, bool second, float4 (&g)[HELD]) {
     const Params& p = b.p;
     u32 n = p.hidden / 4, warp = thread >> 5;
     bool whole = n <= HELD * STRIDE, keep = p.rows == 1 && whole, loaded = false;
     float4 v[HELD];
+#if MK_ROWS == 1
+    u32 polls = 0;
+    auto load_x = [&](u32, u32 base) {
+      const u64* from = (const u64*)(second ? p.mid : p.x);
+#pragma unroll
+      for (u32 i = 0; i < HELD; i += 2) {
+        uint4 w[4];
+        u32 element = base + i * STRIDE + thread;  // the first of two
+        auto mine = [&](u32 k) { return element + (k >> 1) * STRIDE < n; };
+        auto at = [&](u32 k) { return from + (element + (k >> 1) * STRIDE) * 4 + (k & 1) * 2; };
+        if (!read_tagged(walk, t, 0, walk.tag(layer), w, polls, mine, at)) return false;
+#pragma unroll
+        for (u32 k = 0; k < 2; ++k)
+          v[i + k] = make_float4(__uint_as_float(w[2 * k].x), __uint_as_float(w[2 * k].z), __uint_as_float(w[2 * k + 1].x),
+                                 __uint_as_float(w[2 * k + 1].z));
+      }
+      ready(polls);
+      return true;
+    };
+#else
     auto load_x = [&](u32 row, u32 base) {
       const float4* from = (const float4*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row));
       load(v, base, n, [&](u32 at) { return __ldcg(from + at); });
+      return true;
     };
+#endif
     for (u32 pass = p.centre ? 0 : 1; pass < 2; ++pass) {  // 0: means; 1: mean squares of what is left
       for (u32 row = 0; row < p.rows; ++row) {
         float sum = 0, mean = pass && p.centre ? together(0, row) / p.hidden : 0;
         for (u32 base = 0; base < n; base += HELD * STRIDE) {
-          if (!loaded) load_x(row, base);
+          if (!loaded && !load_x(row, base)) return false;
           loaded = keep;
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
@@ -88,7 +110,7 @@ struct Feeder {
     for (u32 row = 0; row < p.rows; ++row) {
       float mean = p.centre ? together(0, row) / p.hidden : 0, scale = rsqrtf(together(1, row) / p.hidden + p.eps);
       for (u32 base = 0; base < n; base += HELD * STRIDE) {
-        if (!loaded) load_x(row, base);
+        if (!loaded && !load_x(row, base)) return false;
         if (!whole) load_weight(g, layer, second, base);
 #pragma unroll
         for (u32 i = 0; i < HELD; ++i) {
@@ -104,6 +126,15 @@ struct Feeder {
     return true;
   }
 #endif
+
+  // All that the task waits for is there.  `polls`: of its data, where it waits for the data itself.
+  __device__ __forceinline__ void ready(u32 polls, u32 last_wait = mkviz::NO_WAIT) {
+#if MK_TRACE
+    if (thread) return;
+    Stamp& s = stamp_of(b, walk.work);
+    s.ready = ptx::cycles(), s.last_wait = polls ? 0 : last_wait;
+#endif
+  }
 
   // Lane 0 of each feeder polls for its warp: sooner than if one did for all and had to tell them.
   __device__ __forceinline__ bool counters(const Task& t, u32& last_wait) {
@@ -147,21 +178,20 @@ struct Feeder {
       for (u32 i = 0; i < t.waits; ++i) known = known && (t.wait[i] == seen[0] || t.wait[i] == seen[1]);
     }
     u32 last_wait = mkviz::NO_WAIT;
-    if (!known) {
+    if (!ONE && !known) {
       if (!counters(t, last_wait)) return false;
       seen[0] = t.wait[0], seen[1] = t.waits > 1 ? t.wait[1] : seen[1];
     }
-#if MK_TRACE
-    if (thread == 0) {
-      Stamp& s = stamp_of(b, walk.work);
-      s.ready = ptx::cycles(), s.last_wait = last_wait;
-    }
+    if (!ONE || !works) ready(0, last_wait);
+#if MK_TRACE && MK_ROWS == 1
+    if (works && thread == 0)
+      ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[0], walk.target(t.wait_arrivals[0], t.need[0])};
 #endif
     if (!WIDE && reads_x(t.op)) {
 #if MK_ROWS <= 8
       if (fresh) {
         if (!finished(x_last, t)) return false;
-        if (!norm(layer, second, norm_weight)) return false;
+        if (!norm(t, layer, second, norm_weight)) return false;
         x_tag = tag, x_step = walk.step;
       }
 #endif
@@ -169,9 +199,15 @@ struct Feeder {
     } else if (t.op == ATTENTION) {
       u32 buffer = q_next & 1;
       if (!finished(q_before, t)) return false;
+#if MK_ROWS == 1
+      u32 polls = 0;
+      if (!one::attention_feed(b, t, walk, buffer, thread, polls)) return false;
+      ready(polls);
+#else
       if (!WIDE) attention_feed(b, t, t.a, buffer, thread);
       for (u32 row = t.a, left = WIDE ? walk.rows_of(t) : 0; left; --left, ++row)
         if (walk.keys(t, row).pages) attention_feed(b, t, row, buffer, thread);
+#endif
       q_before = q_last, q_last = walk.work + 1, ++q_next;
     }
     __syncwarp();

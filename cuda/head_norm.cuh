@@ -3,7 +3,7 @@
 // The norm's scale is a factor of each column, so weights and RoPE are applied to a block as it comes, and the scale when the sum
 // of squares is there.  Until then the blocks lie in a scratch of the storer's own: its registers do not hold a head.
 #pragma once
-#include "dense.cuh"
+#include "one_row.cuh"
 
 static constexpr u32 HEAD_BLOCKS = 8;  // 16-row blocks of a head of at most 128
 
@@ -65,7 +65,11 @@ struct Head {
       float4 v = next;
       if (i + 1 < t.blocks) next = from[(i + 1) * 32];
       TileValues y = {{v.x * scale[0], v.y * scale[1], v.z * scale[0], v.w * scale[1]}, r, n};
+#if MK_ROWS == 1
+      one::qkv_store<true>(b, t, i, y, walk, {});
+#else
       qkv_store<true>(b, t, i, y, b.p.rows, walk, {});
+#endif
     }
   }
 };

@@ -65,12 +65,25 @@ struct Loader {
   }
 
   // Top-k of every row from the router's logits, by this SM for itself.
-  __device__ __forceinline__ void route() {
+  __device__ __forceinline__ bool route(const Task& t) {
     Routing& r = b.s.routing[walk.ordinal & 1];
     const Params& p = b.p;
     u32 lane = b.lane, used[MAX_EXPERTS / 32] = {};
-    for (u32 row = 0; row < p.rows; ++row)
-      route_row(p, row, lane, used, [&](u32 k, u32 expert, float weight) { r.chosen[row][k] = expert, r.weight[row][k] = weight; });
+    for (u32 row = 0; row < p.rows; ++row) {
+      float logits[MAX_EXPERTS / 32];
+#if MK_ROWS == 1
+      uint2 words[MAX_EXPERTS / 32];
+      u32 polls = 0;
+      auto mine = [&](u32 q) { return q * 32 + lane < p.experts; };
+      auto at = [&](u32 q) { return (const u64*)p.router_logits + q * 32 + lane; };
+      if (!read_tagged(walk, t, t.waits - 1, walk.tag(t.layer), words, polls, mine, at)) return false;
+#pragma unroll
+      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) logits[q] = mine(q) ? __uint_as_float(words[q].x) : NEG_INF;
+#else
+      load_logits(p, row, lane, logits);
+#endif
+      route_row(p, logits, lane, used, [&](u32 k, u32 expert, float weight) { r.chosen[row][k] = expert, r.weight[row][k] = weight; });
+    }
     u32 count = 0;
 #pragma unroll
     for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
@@ -79,6 +92,7 @@ struct Loader {
     }
     if (lane == 0) r.count = count;
     __syncwarp();
+    return true;
   }
 
 #if MK_ROWS > 8
@@ -139,11 +153,12 @@ struct Loader {
   __device__ __forceinline__ bool routing(const Task& t) {
     const Layer& layer = b.layers[t.layer];
     if (!walk.wait.barrier(b.s.routing_free[walk.ordinal & 1], ((walk.ordinal >> 1) & 1) ^ 1, t.id, walk.step)) return false;
-    if (!walk.wait.counter(layer.router_counter, walk.target(layer.router_arrivals, layer.router_arrivals), t.id, walk.step)) return false;
+    if (!ONE && !walk.wait.counter(layer.router_counter, walk.target(layer.router_arrivals, layer.router_arrivals), t.id, walk.step))
+      return false;
 #if MK_ROWS > 8
     list_rows();
 #else
-    route();
+    if (!route(t)) return false;
 #endif
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.routed[walk.ordinal & 1]));

@@ -1,6 +1,6 @@
 // The math warps: tensor-core products over chunks as they land.  Each leaves its partial tile to the task's storer.
 #pragma once
-#include "dense.cuh"
+#include "one_row.cuh"
 #if MK_ROWS > 8
 #include "wide.cuh"
 #endif
@@ -74,6 +74,29 @@ struct Math {
   }
 #endif
 
+  // Of a projection back into the residual: one vector, or those of the active experts in turn and then that of the shared ones.
+  __device__ __forceinline__ u64 activations(const Task& t) const {
+    return t.op == O_PROJ ? b.p.attention : t.op == DENSE_DOWN ? b.p.dense_hidden : b.p.expert_hidden;
+  }
+
+  __device__ __forceinline__ Parts parts_of(const Task& t) const { return Parts(t.k16, t.op == EXPERT_DOWN ? walk.routing().count : 1, t.tail); }
+
+#if MK_ROWS == 1
+  // Its activations, which nobody awaits but who needs them.
+  __device__ __forceinline__ bool gather(const Task& t) {
+    if (t.op != O_PROJ && t.op != DENSE_DOWN && t.op != EXPERT_DOWN) return true;
+    u32 polls = 0;
+    if (!one::gather(b, t, walk, (const u64*)activations(t), (const u64*)b.p.shared_hidden, parts_of(t), polls)) return false;
+#if MK_TRACE
+    if (in_turn() && b.lane == 0) {
+      Stamp& s = stamp_of(b, walk.work);
+      s.ready = ptx::cycles(), s.last_wait = polls ? 0 : mkviz::NO_WAIT;
+    }
+#endif
+    return true;
+  }
+#endif
+
 #if MK_ROWS > 8
   // The next tile of the task's storer, free to be written; null: the launch is given up.
   __device__ __forceinline__ Tile* open(const Task& t) {
@@ -144,11 +167,13 @@ struct Math {
     } else {
       float c[4] = {};
       if (t.op == O_PROJ || t.op == DENSE_DOWN || t.op == EXPERT_DOWN) {
-        // one vector, or those of the active experts in turn and then that of the shared ones: a single accumulation
-        u64 v = t.op == O_PROJ ? b.p.attention : t.op == DENSE_DOWN ? b.p.dense_hidden : b.p.expert_hidden;
-        Parts parts(t.k16, t.op == EXPERT_DOWN ? walk.routing().count : 1, t.tail);
-        if (parts.fragments() * 8 <= b.p.held) multiply_held(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
-        else multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
+        u64 v = activations(t);
+        Parts parts = parts_of(t);
+#if MK_ROWS == 1
+        one::multiply(b, c, parts, next);
+#else
+        multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
+#endif
       } else {
         multiply_resident(b, c, t.k16, next);
       }
@@ -177,6 +202,9 @@ struct Math {
     if (!walk.has_work(t)) return true;
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
+#if MK_ROWS == 1
+    if (!gather(t)) return false;
+#endif
 #if MK_TRACE
     if (in_turn() && !begin(t)) return false;
 #endif

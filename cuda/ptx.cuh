@@ -52,6 +52,28 @@ __device__ __forceinline__ void store_stream(void* p, uint4 v) {  // evict-first
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// Tagged words: data low, tag high.  Each word of eight bytes is one access, whatever becomes of the pair.
+
+__device__ __forceinline__ void store_tagged(u64* p, u32 data, u32 tag) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"((u64)tag << 32 | data) : "memory");
+}
+
+__device__ __forceinline__ void store_tagged2(u64* p, u32 first, u32 second, u32 tag) {
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"((u64)tag << 32 | first), "l"((u64)tag << 32 | second) : "memory");
+}
+
+__device__ __forceinline__ uint2 load_tagged(const u64* p) {
+  u64 v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return make_uint2((u32)v, (u32)(v >> 32));
+}
+
+__device__ __forceinline__ uint4 load_tagged2(const u64* p) {
+  u64 v, w;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v), "=l"(w) : "l"(p) : "memory");
+  return make_uint4((u32)v, (u32)(v >> 32), (u32)w, (u32)(w >> 32));
+}
+
 // -- timers.  Volatile keeps them in order with the barriers, fences and products around them; a memory clobber would in addition
 // make every read of a task's fields after them a load.
 
@@ -110,14 +132,6 @@ __device__ __forceinline__ bool phase_over_now(u32 bar, u32 parity) {
   return ok;
 }
 
-// 16 bytes into shared memory, by one lane; copies_done: this lane's have landed.
-
-__device__ __forceinline__ void copy(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // -- bytes into shared memory, counted on an mbarrier.  Called by a whole warp; `bytes` is a multiple of 512, the barrier expects
 // LOAD_ARRIVALS arrivals.
 
@@ -136,7 +150,8 @@ __device__ __forceinline__ void load_chunk(u32 to, const void* from, u32 bytes, 
                  "l"(from), "r"(bytes), "r"(bar), "l"(READ_ONCE) : "memory");
   }
 #else
-  for (u32 at = lane * 16; at < bytes; at += 512) copy(to + at, (const char*)from + at);
+  for (u32 at = lane * 16; at < bytes; at += 512)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"((const char*)from + at) : "memory");
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }

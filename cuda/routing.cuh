@@ -2,51 +2,54 @@
 #pragma once
 #include "block.cuh"
 
-// `put(k, expert, weight)` for each chosen expert, k-th by id; `used`: bit `lane` of word q gets that of expert 32 q + lane.
+__device__ __forceinline__ void load_logits(const Params& p, u32 row, u32 lane, float (&v)[MAX_EXPERTS / 32]) {
+  const float* logits = (const float*)p.router_logits + row * p.experts;
+#pragma unroll
+  for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) v[q] = q * 32 + lane < p.experts ? __ldcg(logits + q * 32 + lane) : NEG_INF;
+}
+
+// `v`: the lane's logits, of experts 32 q + lane.  `put(k, expert, weight)` for each chosen expert, k-th by id; `used`: bit `lane` of word q gets that of expert 32 q + lane.
 template <typename Put>
-__device__ __forceinline__ void route_row(const Params& p, u32 row, u32 lane, u32 (&used)[MAX_EXPERTS / 32], Put put) {
-        const float* logits = (const float*)p.router_logits + row * p.experts;
-        float v[MAX_EXPERTS / 32], first = 0;
-        u32 taken = 0;  // bit q: this lane's expert 32 q + lane is chosen
-  #pragma unroll
-        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) v[q] = q * 32 + lane < p.experts ? __ldcg(logits + q * 32 + lane) : NEG_INF;
-        for (u32 k = 0; k < p.top_k; ++k) {
-          float best = NEG_INF;
-          u32 index = 0xffff;
-  #pragma unroll
-          for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
-            if (q * 32 + lane < p.experts && !(taken >> q & 1) && (index == 0xffff || v[q] > best)) best = v[q], index = q * 32 + lane;
-          u32 bits = __float_as_uint(best), key = index == 0xffff ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-          u32 top = __reduce_max_sync(~0u, key), winner = __reduce_min_sync(~0u, key == top ? index : 0xffffu);
-          if (k == 0) first = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
-          if (winner == index) taken |= 1u << (index >> 5);
-        }
-        float total = 0;  // of exponentials over the chosen, or over all experts
-        if (p.router_kind) {
-  #pragma unroll
-          for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
-            if (q * 32 + lane < p.experts && (p.router_kind == 2 || taken >> q & 1)) total += __expf(v[q] - first);
-          for (u32 o = 16; o; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
-        }
-        float weight[MAX_EXPERTS / 32], sum = 0;
-  #pragma unroll
-        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
-          weight[q] = taken >> q & 1 ? (p.router_kind ? __expf(v[q] - first) / total : 1.f / (1.f + __expf(-v[q]))) : 0.f;
-          sum += weight[q];
-        }
-        if (p.renormalise) {
-          for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-        } else {
-          sum = 1;
-        }
-        u32 at = 0;
-  #pragma unroll
-        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
-          u32 mask = __ballot_sync(~0u, taken >> q & 1);
-          if (taken >> q & 1) {
-            u32 k = at + __popc(mask & ((1u << lane) - 1));
-            put(k, q * 32 + lane, weight[q] / sum);
-          }
-          at += __popc(mask), used[q] |= mask;
-        }
+__device__ __forceinline__ void route_row(const Params& p, const float (&v)[MAX_EXPERTS / 32], u32 lane, u32 (&used)[MAX_EXPERTS / 32], Put put) {
+  float first = 0;
+  u32 taken = 0;  // bit q: this lane's expert 32 q + lane is chosen
+  for (u32 k = 0; k < p.top_k; ++k) {
+    float best = NEG_INF;
+    u32 index = 0xffff;
+#pragma unroll
+    for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
+      if (q * 32 + lane < p.experts && !(taken >> q & 1) && (index == 0xffff || v[q] > best)) best = v[q], index = q * 32 + lane;
+    u32 bits = __float_as_uint(best), key = index == 0xffff ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    u32 top = __reduce_max_sync(~0u, key), winner = __reduce_min_sync(~0u, key == top ? index : 0xffffu);
+    if (k == 0) first = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
+    if (winner == index) taken |= 1u << (index >> 5);
+  }
+  float total = 0;  // of exponentials over the chosen, or over all experts
+  if (p.router_kind) {
+#pragma unroll
+    for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
+      if (q * 32 + lane < p.experts && (p.router_kind == 2 || taken >> q & 1)) total += __expf(v[q] - first);
+    for (u32 o = 16; o; o >>= 1) total += __shfl_xor_sync(~0u, total, o);
+  }
+  float weight[MAX_EXPERTS / 32], sum = 0;
+#pragma unroll
+  for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
+    weight[q] = taken >> q & 1 ? (p.router_kind ? __expf(v[q] - first) / total : 1.f / (1.f + __expf(-v[q]))) : 0.f;
+    sum += weight[q];
+  }
+  if (p.renormalise) {
+    for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+  } else {
+    sum = 1;
+  }
+  u32 at = 0;
+#pragma unroll
+  for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
+    u32 mask = __ballot_sync(~0u, taken >> q & 1);
+    if (taken >> q & 1) {
+      u32 k = at + __popc(mask & ((1u << lane) - 1));
+      put(k, q * 32 + lane, weight[q] / sum);
+    }
+    at += __popc(mask), used[q] |= mask;
+  }
 }

@@ -83,7 +83,9 @@ __device__ __forceinline__ void norm_row(Block& b, const Task& t, u32 row) {
 
 __device__ __noinline__ void top_k_row(const Params& p, u32 row, u32 lane) {
   u32 used[MAX_EXPERTS / 32] = {};
-  route_row(p, row, lane, used, [&](u32 k, u32 expert, float weight) {
+  float logits[MAX_EXPERTS / 32];
+  load_logits(p, row, lane, logits);
+  route_row(p, logits, lane, used, [&](u32 k, u32 expert, float weight) {
     ((u32*)p.chosen)[row * MAX_TOP_K + k] = expert, ((float*)p.chosen_weight)[row * MAX_TOP_K + k] = weight;
   });
 }

@@ -55,7 +55,11 @@ struct Storer {
           if (first + i * 64 < p.hidden) pair[i] = __ldg((const u32*)p.embed + packed_index(token, first + i * 64, p.hidden / 16) / 2);
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; ++i)
-          if (first + i * 64 < p.hidden) x[first / 2 + i * 32] = make_float2(from_bf16(pair[i] & 0xffff), from_bf16(pair[i] >> 16));
+          if (first + i * 64 < p.hidden) {
+            float2 v = make_float2(from_bf16(pair[i] & 0xffff), from_bf16(pair[i] >> 16));
+            if (ONE) ptx::store_tagged2((u64*)p.x + first + i * 64, __float_as_uint(v.x), __float_as_uint(v.y), walk.tag(0));
+            else x[first / 2 + i * 32] = v;
+          }
       }
     }
   }
@@ -135,8 +139,10 @@ struct Storer {
 #endif
     if (t.op == EMBED) embed(t);
     else if (t.op == PICK) pick(t);
+#if MK_ROWS != 1
     else
       for (u32 row = t.a; row < min(t.b, b.p.rows); ++row) merge(b, t, row, walk.position(row));
+#endif
     return true;
   }
 
@@ -237,13 +243,21 @@ struct Storer {
     for (u32 block = 0; block < t.blocks; ++block, ++tiles) {
       u32 buffer = tiles & 1;
       Beside e;
+#if MK_ROWS == 1
+      if (!one::beside(b, t, block, walk, e)) return false;
+#else
       if (MK_BULK && !ask_beside(t, block, e)) return false;  // below sm_90 there are no registers to spare for it so early
+#endif
       if (!walk.wait.barrier(b.s.tile_full[index][buffer], (tiles >> 1) & 1, t.id, walk.step)) return false;
-      if (!MK_BULK) e = beside(b, t, block, 0, walk);
+      if (!MK_BULK && !ONE) e = beside(b, t, block, 0, walk);
       const Tile& tile = b.s.tile[index][buffer];
       work = tile.work;
       if (t.op == ATTENTION) {
+#if MK_ROWS == 1
+        one::attention_store(b, t, tile, walk.tag(t.layer));
+#else
         attention_store(b, t, t.a, tile);
+#endif
       } else {
         TileValues y = sum_tile(tile, b.lane);
         finish(t, block, y, e, best);
@@ -258,6 +272,13 @@ struct Storer {
 
   __device__ __forceinline__ void finish(const Task& t, u32 block, const TileValues& y, const Beside& e, Best& best) {
     u32 rows = b.p.rows;
+#if MK_ROWS == 1
+    if (t.op == QKV) one::qkv_store(b, t, block, y, walk, e);
+    else if (t.op == LM_HEAD) lm_head_store(b, t, block, y, rows, best);
+    else if (t.op == EXPERT_UP || t.op == SHARED_UP || t.op == DENSE_UP)
+      one::up_store(b, t, block, y, walk.routing(), walk.tag(t.layer));
+    else one::row_store(b, t, block, y, walk, e);
+#else
     if (t.op == QKV) {
       qkv_store(b, t, block, y, rows, walk, e);
     } else if (t.op == O_PROJ) {
@@ -271,6 +292,12 @@ struct Storer {
     } else {
       up_store(b, t, block, y, rows, walk.routing());
     }
+#endif
+  }
+
+  // Whether all that the task leaves is tagged words: then its counter tells nobody but a report of a stuck launch.
+  __device__ __forceinline__ bool hands_over(const Task& t) const {
+    return t.op != LM_HEAD && t.op != PICK && t.op != SAMPLE && !(t.op == QKV && t.a >= b.p.heads);
   }
 
   __device__ __forceinline__ bool task(const Task& t) {
@@ -289,10 +316,22 @@ struct Storer {
       if (b.lane == 0) alone.ns = (u32)ptx::global_ns(), alone.landed = alone.late = 0;
       mark(alone.claim);
 #endif
+#if MK_ROWS == 1
+      if (t.op == MERGE) {
+        u32 polls = 0;
+        last_wait = 0;
+        if (!one::merge(b, t, walk, polls, [&] {
+#if MK_TRACE
+              mark(alone.ready);
+#endif
+            }))
+          return false;
+      } else
+#endif
       if (!vector_task(t, last_wait)) return false;
 #if MK_TRACE
       if (b.lane == 0) alone.last_wait = last_wait;
-      mark(alone.ready);
+      if (!ONE || t.op != MERGE) mark(alone.ready);
 #endif
       worked = vector_run(t);
 #if MK_TRACE
@@ -307,9 +346,13 @@ struct Storer {
     }
     __syncwarp();
     if (b.lane == 0) {
-      ptx::fence();
+      bool early = ONE && hands_over(t);
 #if MK_TRACE
       u32 publish = ptx::cycles();
+#endif
+      if (MK_TRACE || !early) ptx::fence();  // of records, or of what is read by who waits for the counter
+#if MK_TRACE
+      if (!early) publish = ptx::cycles();
 #endif
       for (u32 i = 0; i < t.raises; ++i) ptx::add_relaxed((u32*)b.p.counters + t.raise[i] * 32);
 #if MK_TRACE

@@ -60,8 +60,8 @@ class StepGraph:
 
     embed, pick, top_k: first row, end row · norm: first row, end row, 1 for the second of the layer · sample: first row, end
     row, part of the vocabulary, parts · qkv: unit (query heads, then K heads, then V heads), first pair, end pair ·
-    attention: first row, end row, KV head, split · merge: first row, end row, query head · all others: first weight row, rows,
-    1 for shared experts.
+    attention: first row, end row, KV head, split · merge: first row, end row, query head, part of the head · all others: first
+    weight row, rows, 1 for shared experts.
     """
 
     graph: Graph
@@ -154,9 +154,10 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
                 tile += splits
                 if splits == 1:
                     continue
-                heads = np.arange(g * group, (g + 1) * group)
-                add("merge", group, (first, end, heads), layer=layer, tile=merges, waits=[part], raises=[att])
-                merges += group
+                head, piece = np.divmod(np.arange(group * tiling.merge), tiling.merge)
+                add("merge", len(head), (first, end, g * group + head, piece), layer=layer, tile=merges, waits=[part],
+                    raises=[att])  # fmt: skip
+                merges += len(head)
 
         if spec.mlp == "moe":
             slots = min(config.experts, rows * config.top_k)

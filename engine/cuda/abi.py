@@ -8,7 +8,7 @@ from mkviz.record import LIVE, RECORD
 
 CHUNK, CHUNK_K16, FRAGMENT = 16384, 32, 512  # bytes, k16 fragments, bytes
 ROWS = 8  # columns of a tensor-core tile
-BUCKETS = (8, 16, 32, 64)  # rows of a step that a kernel is compiled for
+BUCKETS = (8, 16, 32, 64)  # rows of a step that a kernel is compiled for, besides that for one row
 MATH_WARPS, FEEDERS, STORERS = 8, 3, 4
 WARPS = MATH_WARPS + 1 + FEEDERS + STORERS
 ROLES = ("loader", "feeder", "math", *(f"storer {i}" for i in range(STORERS)))
@@ -58,7 +58,7 @@ PARAMS = _struct(
             "renormalise shared_average stages x_stride picked_counter picked_arrivals step_high delay_seed", "<u4"),
     *_words("eps logit_scale attention_scale", "<f4"), ("held", "<u4"),
     *_words("head_scratch sampling told tile_sums model_sums candidates weighed cursor", "<u8"),
-    *_words("head_tile sample_parts", "<u4"), *_words("normed chosen chosen_weight", "<u8"),
+    *_words("head_tile sample_parts tag pad0", "<u4"), *_words("normed chosen chosen_weight", "<u8"),
 )  # fmt: skip
 
 STRUCTS = {

@@ -52,7 +52,7 @@ def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool
     """What the kernel is compiled for.  Experts count in steps of 32, a lane each, so that models may share a kernel."""
     lanes, more = -(-max(1, experts) // 32) * 32, {"MK_QK_NORM": int(qk_norm), "MK_SAMPLING": int(sampling)}
     out = {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": fixed_shared(rows)}
-    return out | {name: 1 for name, on in more.items() if on} | ({"MK_ROWS": rows} if rows > abi.ROWS else {})
+    return out | {name: 1 for name, on in more.items() if on} | ({"MK_ROWS": rows} if rows != abi.ROWS else {})
 
 
 def fixed_shared(bucket: int) -> int:
@@ -91,7 +91,7 @@ class CudaBackend:
             )
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
-        self.sampling, self.max_rows, self.buckets = sampling, rows, [b for b in abi.BUCKETS if b <= rows]
+        self.sampling, self.max_rows, self.buckets = sampling, rows, [1] * memory.one_row(config) + [b for b in abi.BUCKETS if b <= rows]
         self.tiling = Tiling.for_tensor_cores(config, self.sms, sampling)
         self.x_stride = (config.hidden // 2 + 7) // 8 * 8 + 4  # u32 words from one row of resident activations to the next
         for bucket in self.buckets:
@@ -117,6 +117,7 @@ class CudaBackend:
         self._programs: dict[StepShape, tuple[int, Program, dict[str, Any], list[int]]] = {}
         self.graphs: dict[int, tuple[Graph, Schedule]] = {}
         self.serial = 0
+        self._next_tag = 1
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
@@ -143,26 +144,24 @@ class CudaBackend:
         """(ring stages, bytes of a block's shared memory) for steps of up to ``rows`` rows in the kernel for ``bucket``: what
         is left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
         c, fixed = self.config, fixed_shared(bucket)
-        activations = rows * self.x_stride if bucket == abi.ROWS else 0
-        activations += self.held(rows)
-        resident = 4 * (activations + 2 * bucket * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
+        activations = rows * self.x_stride if bucket <= abi.ROWS else 0
+        resident = 4 * (activations + self._held(bucket) + 2 * max(abi.ROWS, bucket) * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
         stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
-            what = f"hidden_size: {c.hidden}" if bucket == abi.ROWS else f"rows: {bucket} in one step"
+            what = f"hidden_size: {c.hidden}" if bucket <= abi.ROWS else f"rows: {bucket} in one step"
             raise MkvizError(what, f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
         return stages, fixed + stages * abi.CHUNK + resident
 
-    def held(self, rows: int) -> int:
-        """Words of shared memory for what a projection back into the residual reads (heads, or a hidden layer): 8 a fragment of
-        16.  Only for a single row, and only where a stage of the ring has room for it."""
-        c = self.config
-        widths = [c.heads * c.head_dim]
-        widths += [c.top_k * s.width + c.shared_width if s.mlp == "moe" else s.width for s in c.layers]
-        fitting = [w // 16 * 8 for w in widths if w // 16 * 32 <= abi.CHUNK]
-        return max(fitting, default=0) if rows == 1 else 0
+    def _held(self, bucket: int) -> int:
+        """u32 of shared memory for the activations of a projection back into the residual."""
+        return memory.held_words(self.config) if bucket == 1 else 0
 
     def _bucket(self, shape: StepShape) -> int:
-        return max(abi.ROWS, shape.rows)
+        return next(b for b in self.buckets if b >= shape.rows)
+
+    def _tiling(self, shape: StepShape) -> Tiling:
+        merge = -(-self.config.head_dim // 32) if self._bucket(shape) == 1 else 1  # an element a lane
+        return replace(self.tiling, replicate=shape.rows <= abi.ROWS, merge=merge)
 
     def _compile(self) -> dict[int, Path]:
         with ThreadPoolExecutor() as pool:  # the compiler lets go of the interpreter's lock
@@ -180,7 +179,7 @@ class CudaBackend:
     def program(self, shape: StepShape) -> tuple[int, Program, dict[str, Any], list[int]]:
         """(graph id, program, its device arrays, [steps run]) for a step shape; built, scheduled and checked at first use."""
         if shape not in self._programs:
-            built = build_graph(self.config, shape, replace(self.tiling, replicate=shape.rows <= abi.ROWS), 2)
+            built = build_graph(self.config, shape, self._tiling(shape), 2)
             self.bind(built, make_schedule(built.graph, self.sms, self.policy))
         return self._programs[shape]
 
@@ -203,7 +202,10 @@ class CudaBackend:
 
     def _params(self, program: Program, arrays: dict[str, Any], epoch: int, steps: int, rows: int, bucket: int) -> np.ndarray:
         c, p = self.config, np.zeros(1, abi.PARAMS)
-        for name, a in (self._arrays | arrays).items():
+        pointers = {name: a for name, a in (self._arrays | arrays).items() if not name.startswith(memory.ONE)}
+        if bucket == 1:
+            pointers |= {name: self._arrays[memory.ONE + name] for name in pointers if memory.ONE + name in self._arrays}
+        for name, a in pointers.items():
             p[name] = a.data.ptr
         p["embed"], p["head"], p["final_norm"] = (self.weights.address(n) for n in ("embed", "head", "norm"))
         p["records"], p["live"], p["limit"] = (a.data.ptr for a in (self.rings.records, self.rings.live, self.rings.limit))
@@ -219,11 +221,23 @@ class CudaBackend:
             "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
             "stages": self.layout(rows, bucket)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
-            "held": self.held(rows), "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps,
+            "held": self._held(bucket), "tag": self._tags(steps) if bucket == 1 else 0, "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps,
             "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
         }.items():  # fmt: skip
             p[name] = value
         return p
+
+    def _tags(self, steps: int) -> int:
+        """The first tag of a launch: layers of steps have tags that no others had, since memory was cleared last."""
+        of_step = len(self.config.layers) + 1
+        if self._next_tag + steps * of_step > 0xFFFFFFFF:
+            self._next_tag = 1
+            with self._stream:
+                for name in self._arrays:
+                    if name.startswith(memory.ONE):
+                        self._arrays[name].fill(0)
+        first, self._next_tag = self._next_tag, self._next_tag + steps * of_step
+        return first
 
     def step(self, plan: StepPlan) -> StepResult:
         """One step."""

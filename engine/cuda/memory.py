@@ -38,6 +38,8 @@ def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_
     more: Arrays = {}
     if c.qk_norm:
         more["head_scratch"] = f32, (sms, abi.STORERS, rows // 8, abi.HEAD_BLOCKS + 1, 32, 4)
+    if one_row(c):
+        more |= {f"{ONE}{name}": spec for name, spec in tagged_arrays(c, splits).items()}
     if rows > abi.ROWS:
         more["normed"] = u16, (c.hidden * rows,)
         more |= {"chosen": (u32, (rows, abi.MAX_TOP_K)), "chosen_weight": (f32, (rows, abi.MAX_TOP_K))}
@@ -57,6 +59,34 @@ def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_
         "logits": (f32, (rows, c.vocab)), "tile_max": (f32, (rows, head_tiles)), "tile_arg": (u32, (rows, head_tiles)),
         "greedy": (u32, (max_steps, rows)), "routes": (u32, (len(c.layers), abi.route_slots(rows))),
         "states": (u32, (sms, len(abi.ROLES), 4)),
+    }  # fmt: skip
+
+
+ONE = "one_"  # before the names of what the kernel for one row has instead
+
+
+def held_words(config: ModelConfig) -> int:
+    """u32 of the widest activations of a projection back into the residual: heads, or a hidden layer with its shared experts."""
+    c = config
+    widths = [c.top_k * s.width + c.shared_width if s.mlp == "moe" else s.width for s in c.layers]
+    return max(c.heads * c.head_dim, *widths) // 2
+
+
+def one_row(config: ModelConfig) -> bool:
+    """Whether a step of one row has a kernel of its own: such activations must have room in two stages of the ring."""
+    return held_words(config) * 4 <= 2 * abi.CHUNK
+
+
+def tagged_arrays(config: ModelConfig, splits: int) -> Arrays:
+    """What the kernel for one row hands over: words of 4 bytes and a tag (cuda/tagged.cuh)."""
+    c, u64 = config, np.uint64
+    moe, dense = widths(c)
+    return {
+        "x": (u64, (c.hidden,)), "mid": (u64, (c.hidden,)), "q": (u64, (c.heads, c.head_dim // 2)),
+        "part_out": (u64, (c.heads, splits, c.head_dim)), "part_max": (u64, (c.heads, splits, 2)),
+        "attention": (u64, (c.heads * c.head_dim // 2,)), "router_logits": (u64, (max(1, c.experts),)),
+        "expert_hidden": (u64, (max(1, c.top_k * moe // 2),)), "dense_hidden": (u64, (max(1, dense // 2),)),
+        "shared_hidden": (u64, (max(1, c.shared_width // 2),)),
     }  # fmt: skip
 
 

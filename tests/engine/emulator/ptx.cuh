@@ -20,6 +20,20 @@ inline void add_relaxed(u32* p) { ++*p; }
 inline void add_release(u32* p) { ++*p; }
 inline void store_relaxed(u64* p, u64 v) { *p = v; }
 inline void store_release(u64* p, u64 v) { *p = v; }
+inline void store_tagged(u64* p, u32 data, u32 tag) { *p = (u64)tag << 32 | data; }
+inline void store_tagged2(u64* p, u32 first, u32 second, u32 tag) {
+  if ((u64)p % 16) fprintf(stderr, "two words that are not aligned\n"), abort();
+  store_tagged(p, first, tag), store_tagged(p + 1, second, tag);
+}
+inline uint2 load_tagged(const u64* p) {
+  emu::yield();
+  return {(u32)*p, (u32)(*p >> 32)};
+}
+inline uint4 load_tagged2(const u64* p) {
+  if ((u64)p % 16) fprintf(stderr, "two words that are not aligned\n"), abort();
+  uint2 v = load_tagged(p), w = load_tagged(p + 1);
+  return {v.x, v.y, w.x, w.y};
+}
 inline void store_stream(void* p, uint4 v) { *(uint4*)p = v; }
 
 inline u64 ticks() {
@@ -54,11 +68,6 @@ inline void load_chunk(u32 to, const void* from, u32 bytes, u32 bar, u32 lane) {
     arrive(bar);
   }
 }
-inline void copy(u32 to, const void* from) {
-  if (to % 16 || (u64)from % 16) fprintf(stderr, "16 bytes that are not aligned\n"), abort();
-  memcpy(emu::shared_memory() + to, from, 16);
-}
-inline void copies_done() {}
 inline void fence_copy_engine() {}
 
 inline float from_bits(u32 v) { return __uint_as_float(v << 16); }

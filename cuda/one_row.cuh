@@ -1,0 +1,266 @@
+// The kernel for steps of one row: what SMs hand to each other goes as tagged words (tagged.cuh).  Each function here does what the one
+// it is named after does for eight rows, with the same arithmetic in the same order; only column 0 of a tile counts.
+#pragma once
+#include "dense.cuh"
+
+#if MK_ROWS == 1
+namespace one {
+
+// -- products
+
+// Math: the activations of a projection back into the residual, by every warp those of its own fragments: two words a lane at a time,
+// into shared memory.  `v` has the parts, `w` the tail.  A warp polls with one access and reads the rest when that is there.
+__device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& walk, const u64* v, const u64* w, const Parts& parts, u32& polls) {
+  u32 piece = b.lane & 15, chunks = (parts.k16 + CHUNK_K16 - 1) / CHUNK_K16, f0 = b.warp * 4;
+  u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights, of which this warp has four fragments each
+  u32* held = b.q + 2 * TASK_ROWS * ROWS * b.q_stride;                      // eight words a fragment
+  constexpr u32 NOWHERE = ~0u;
+  u32 tail_at = parts.parts * parts.k16 * 8;  // where the tail begins, among the words held
+  auto place = [&](u32 i) {
+    u32 part = min(i / chunks, parts.parts), k = (i - part * chunks) * CHUNK_K16 + f0;
+    return i < n && k + (piece >> 2) < (part < parts.parts ? parts.k16 : parts.tail) ? (part * parts.k16 + k) * 8 + piece * 2 : NOWHERE;
+  };
+  u32 tag = walk.tag(t.layer);
+  auto some = [&](auto& words, u32 first) {
+    constexpr u32 N = sizeof(words) / sizeof(words[0]);
+    u32 to[N];
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) to[i] = place(first + i * 2 + (b.lane >> 4));
+    auto mine = [&](u32 i) { return to[i] != NOWHERE; };
+    auto at = [&](u32 i) { return to[i] < tail_at ? v + to[i] : w + (to[i] - tail_at); };
+    if (!read_tagged(walk, t, 0, tag, words, polls, mine, at)) return false;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i)
+      if (mine(i)) *(uint2*)(held + to[i]) = make_uint2(words[i].x, words[i].z);
+    return true;
+  };
+  uint4 one[1], four[4];
+  if (!some(one, 0)) return false;
+#pragma unroll 1
+  for (u32 first = 2; first < n; first += 8)
+    if (!some(four, first)) return false;
+  __syncwarp();
+  return true;
+}
+
+template <typename Next>
+__device__ __forceinline__ void multiply(Block& b, float (&c)[4], Parts parts, Next next_chunk) {
+  u32 lane = b.lane, f0 = b.warp * 4;
+  const u32* held = b.q + 2 * TASK_ROWS * ROWS * b.q_stride + f0 * 8 + (lane & 3) * 2;
+#pragma unroll 1
+  for (u32 n = parts.next(); n; held += n * 8, n = parts.next()) {
+    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      uint2 x = lane < 4 && f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
+      if (f0 + i < n) ptx::mma(c, a[i * 32], x.x, x.y);
+    }
+    next_chunk.release();
+  }
+}
+
+// -- stores: lane 4 r has rows r and r + 8 of the block
+
+__device__ __forceinline__ void put(u64* vector, u32 at, float v, u32 tag) { ptx::store_tagged(vector + at, __float_as_uint(v), tag); }
+
+// What a tile's last step reads: see dense.cuh.
+__device__ __forceinline__ bool beside(Block& b, const Task& t, u32 block, const Walker& walk, Beside& e) {
+  const Params& p = b.p;
+  e = {};
+  u32 r = b.lane >> 2;
+  if (t.op == QKV) {
+    u32 kind = qkv_kind(p, t), at = walk.position(0);
+    if (kind < 2 && b.layers[t.layer].rope) {
+      float2 cs = __ldg((const float2*)p.rope_table + (u64)at * (p.head_dim / 2) + t.b + block * 8 + r);
+      e.v[0] = cs.x, e.v[1] = cs.y;
+    }
+    if (kind) e.w[0] = __uint_as_float(page_id(b, 0, at / PAGE));
+    return true;
+  }
+  if (!reads_residual(p, t.op)) return true;
+  bool down = t.op != O_PROJ, x = down == (p.parallel != 0);
+  uint2 words[4];  // of the O projection's rows, and of x
+  u32 column = t.a + block * 16 + r, polls = 0;
+  auto mine = [&](u32 i) { return (b.lane & 3) == 0 && column + (i & 1) * 8 < p.hidden && (i < 2 ? down : x); };
+  auto at = [&](u32 i) { return (const u64*)(i < 2 ? p.mid : p.x) + column + (i & 1) * 8; };
+  if (!read_tagged(walk, t, t.waits - 1, walk.tag(t.layer), words, polls, mine, at)) return false;
+  e.v[0] = __uint_as_float(words[0].x), e.v[2] = __uint_as_float(words[1].x);
+  e.w[0] = __uint_as_float(words[2].x), e.w[2] = __uint_as_float(words[3].x);
+  return true;
+}
+
+// READY: bias and RoPE are already there.
+template <bool READY = false>
+__device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, const Walker& walk, const Beside& e) {
+  const Params& p = b.p;
+  const Layer& layer = b.layers[t.layer];
+  u32 half = p.head_dim / 2, pair = t.b + block * 8 + y.r, kind = qkv_kind(p, t);
+  u32 head = kind == 0 ? t.a : (t.a - p.heads) % p.kv_heads;
+  u32 d0 = p.interleaved ? 2 * pair : pair, d1 = p.interleaved ? 2 * pair + 1 : pair + half;
+  float first = y.v[0], second = y.v[2];
+  if (!READY) {
+    first += bias_of(layer.qkv_bias, t.a * p.head_dim + d0), second += bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
+    if (kind < 2 && layer.rope) {
+      float cosine = e.v[0], sine = e.v[1], rotated = first * cosine - second * sine;
+      second = second * cosine + first * sine, first = rotated;
+    }
+  }
+  u16 low = to_bf16(first), high = to_bf16(second);
+  if (kind == 0) {
+    u64* q = (u64*)p.q + head * half;  // a word for two elements
+    u32 tag = walk.tag(t.layer), lows = with_next_row(low), highs = with_next_row(high);
+    if (p.interleaved) {
+      if ((b.lane & 3) == 0) ptx::store_tagged(q + pair, low | (u32)high << 16, tag);
+    } else if ((b.lane & 7) == 0) {
+      ptx::store_tagged(q + d0 / 2, lows, tag), ptx::store_tagged(q + d1 / 2, highs, tag);
+    }
+    return;
+  }
+  if ((b.lane & 3) == 0) {
+    u32 at = walk.position(0), number = READY ? page_id(b, 0, at / PAGE) : __float_as_uint(e.w[0]), token = at % PAGE;
+    u16* page = (u16*)page_address(p, number, t.layer, head, kind - 1);
+    page[kind == 1 ? key_index(token, d0, p.head_dim) : value_index(token, d0)] = low;
+    page[kind == 1 ? key_index(token, d1, p.head_dim) : value_index(token, d1)] = high;
+  }
+  ptx::fence_copy_engine();
+}
+
+__device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, const TileValues& y, const Routing& routing, u32 tag) {
+  const Params& p = b.p;
+  const Layer& layer = b.layers[t.layer];
+  u32 k = t.a + block * 8 + y.r;
+  u64* out = (u64*)(t.op == EXPERT_UP ? p.expert_hidden : t.op == SHARED_UP ? p.shared_hidden : p.dense_hidden);
+  if (t.op == EXPERT_UP) out += t.slot * p.expert_k16 * 8;
+  float weight = t.op == EXPERT_UP ? routing.weight[0][t.slot] : 1;  // slots are the row's experts
+  float gate = y.v[0], up = y.v[2];
+  if (t.op == DENSE_UP) gate += bias_of(layer.gate_bias, k), up += bias_of(layer.up_bias, k);
+  float h = __fdividef(gate, 1.f + __expf(-gate)) * up * weight;
+  u32 word = with_next_row(weight != 0 ? to_bf16(h) : (u16)0);
+  if ((b.lane & 7) == 0) ptx::store_tagged(out + tagged_word(k), word, tag);
+}
+
+// O_PROJ, *_DOWN and ROUTER: a float a row.
+__device__ __forceinline__ void row_store(Block& b, const Task& t, u32 block, const TileValues& y, const Walker& walk, const Beside& e) {
+  const Params& p = b.p;
+  const Layer& layer = b.layers[t.layer];
+  if (b.lane & 3) return;
+#pragma unroll
+  for (u32 j = 0; j < 4; j += 2) {
+    u32 at = t.a + block * 16 + y.r + j * 4;
+    float v = y.v[j];
+    if (t.op == ROUTER) {
+      if (at < p.experts) put((u64*)p.router_logits, at, v, walk.tag(t.layer));
+    } else if (at >= p.hidden) {
+      continue;
+    } else if (t.op == O_PROJ) {
+      v += bias_of(layer.o_bias, at);
+      put((u64*)p.mid, at, p.parallel ? v : e.w[j] + v, walk.tag(t.layer));
+    } else {
+      if (p.shared_average && t.op == EXPERT_DOWN) v *= 0.5f;
+      put((u64*)p.x, at, e.v[j] + e.w[j] + (v + bias_of(t.op == DENSE_DOWN ? layer.down_bias : 0, at)), walk.tag(t.layer + 1));
+    }
+  }
+}
+
+// -- attention
+
+// Feeder: q of the heads of the KV head.
+__device__ __forceinline__ bool attention_feed(Block& b, const Task& t, const Walker& walk, u32 buffer, u32 thread, u32& polls) {
+  const Params& p = b.p;
+  u32 group = p.heads / p.kv_heads, words = p.head_dim / 2, n = group * words / 2;
+  u32* to = b.q + buffer * ROWS * b.q_stride;
+  const u64* from = (const u64*)p.q + t.c * group * words;
+  uint4 v[3];  // at most 8 heads x 64 words
+  static_assert(3 * 2 * FEEDERS * 32 >= 8 * 64, "all of q at once");
+  auto mine = [&](u32 i) { return thread + i * FEEDERS * 32 < n; };
+  if (!read_tagged(walk, t, 0, walk.tag(t.layer), v, polls, mine, [&](u32 i) { return from + (thread + i * FEEDERS * 32) * 2; })) return false;
+#pragma unroll
+  for (u32 i = 0; i < 3; ++i) {
+    u32 at = (thread + i * FEEDERS * 32) * 2, h = at / words;
+    if (at < 2 * n) *(uint2*)(to + h * b.q_stride + at - h * words) = make_uint2(v[i].x, v[i].z);
+  }
+  return true;
+}
+
+// Storer: as attention_store.
+__device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile, u32 tag) {
+  const Params& p = b.p;
+  u32 lane = b.lane, group = p.heads / p.kv_heads, slots = b.layers[t.layer].splits, r = lane >> 2, h = (lane & 3) * 2;
+  float sum[2] = {0, 0};
+#pragma unroll
+  for (u32 w = 0; w < MATH_WARPS; ++w) sum[0] += tile.sum[w][h], sum[1] += tile.sum[w][h + 1];
+  u32 head = t.c * group + h;
+  if (slots > 1) {
+    u64 at[2] = {(u64)head * p.splits + t.d, (u64)(head + 1) * p.splits + t.d};
+#pragma unroll
+    for (u32 j = 0; j < 2; ++j)
+      if (lane < 4 && h + j < group)
+        ptx::store_tagged2((u64*)p.part_max + at[j] * 2, __float_as_uint(tile.top[h + j]), __float_as_uint(sum[j]), tag);
+#pragma unroll 2
+    for (u32 w = 0; w < p.head_dim / 16; ++w) {
+      float4 v = tile.part[w][lane];
+      u32 d = w * 16 + r;
+      if (h < group) put((u64*)p.part_out, at[0] * p.head_dim + d, v.x, tag), put((u64*)p.part_out, at[0] * p.head_dim + d + 8, v.z, tag);
+      if (h + 1 < group) put((u64*)p.part_out, at[1] * p.head_dim + d, v.y, tag), put((u64*)p.part_out, at[1] * p.head_dim + d + 8, v.w, tag);
+    }
+    return;
+  }
+  float scale[2] = {1.f / sum[0], 1.f / sum[1]};
+#pragma unroll 2
+  for (u32 w = 0; w < p.head_dim / 16; ++w) {
+    float4 v = tile.part[w][lane];
+    u32 low[2] = {with_next_row(to_bf16(v.x * scale[0])), with_next_row(to_bf16(v.y * scale[1]))};
+    u32 high[2] = {with_next_row(to_bf16(v.z * scale[0])), with_next_row(to_bf16(v.w * scale[1]))};
+#pragma unroll
+    for (u32 j = 0; j < 2; ++j) {
+      u64* out = (u64*)p.attention + (head + j) * (p.head_dim / 2) + w * 8 + r;  // words r and r + 1: elements r, r + 1 and eight further on
+      if (h + j < group && (r & 1) == 0) ptx::store_tagged2(out, low[j], high[j], tag);
+    }
+  }
+}
+
+// Storer: as merge, of 32 elements of a head, one a lane; two batches are read together.  `ready()`: all is there.
+template <typename Ready>
+__device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& walk, u32& polls, Ready ready) {
+  const Params& p = b.p;
+  u32 lane = b.lane, position = walk.position(0), window = b.layers[t.layer].window, d = t.d * 32 + lane, tag = walk.tag(t.layer);
+  u32 splits = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
+  u64 at = (u64)t.c * p.splits;
+  const u64 *out = (const u64*)p.part_out + at * p.head_dim + d, *ends_of = (const u64*)p.part_max + (at + lane) * 2;
+  bool works = d < p.head_dim;
+  float peak = NEG_INF, l = 0, y = 0;
+#pragma unroll 1
+  for (u32 base = 0; base < splits; base += 2 * MERGE_BATCH) {
+    uint4 ends[1];
+    uint2 v[2 * MERGE_BATCH];
+    u32 there = min(2 * MERGE_BATCH, splits - base);
+    if (!read_tagged(walk, t, 0, tag, ends, polls, [&](u32) { return lane < there; }, [&](u32) { return ends_of + base * 2; }) ||
+        !read_tagged(walk, t, 0, tag, v, polls, [&](u32 i) { return i < there && works; },
+                     [&](u32 i) { return out + (base + i) * p.head_dim; }))
+      return false;
+#pragma unroll
+    for (u32 batch = 0; batch < 2; ++batch) {
+      u32 first = batch * MERGE_BATCH, n = there > first ? min(MERGE_BATCH, there - first) : 0;
+      float top = __uint_as_float(__shfl_sync(~0u, ends[0].x, (lane + first) & 31)), sum = __uint_as_float(__shfl_sync(~0u, ends[0].z, (lane + first) & 31));
+      if (n == 0) break;
+      if (lane >= n) top = NEG_INF, sum = 0;
+      float last = peak;
+      peak = fmaxf(peak, top);
+      for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
+      float scale = __expf(last - peak), weight = __expf(top - peak);
+      l = l * scale + weight * sum;
+      y *= scale;
+#pragma unroll
+      for (u32 i = 0; i < MERGE_BATCH; ++i) y += __shfl_sync(~0u, weight, i) * __uint_as_float(v[first + i].x);
+    }
+  }
+  ready();
+  for (u32 o = 16; o; o >>= 1) l += __shfl_xor_sync(~0u, l, o);
+  l = 1.f / l;
+  u32 mine = to_bf16(y * l), word = mine | __shfl_xor_sync(~0u, mine, 1) << 16;
+  if (works && (lane & 1) == 0) ptx::store_tagged((u64*)p.attention + tagged_word(t.c * p.head_dim + d), word, tag);
+  return true;
+}
+
+}  // namespace one
+#endif
