@@ -17,6 +17,9 @@
 #ifndef MK_DELAYS
 #define MK_DELAYS 0  // 1: random delays at every role edge, for tests
 #endif
+#ifndef MK_ABLATE
+#define MK_ABLATE 0  // to measure what loading ahead is worth; 1: nothing is loaded before the ring is empty; 2: nor before the task is ready
+#endif
 
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
 static constexpr u32 MAX_ROWS = MK_ROWS, GROUPS = MAX_ROWS / ROWS;

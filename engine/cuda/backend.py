@@ -70,6 +70,7 @@ class CudaBackend:
     """
 
     name, max_rows = "cuda", abi.ROWS  # unless it is opened for more
+    ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
                  trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
@@ -170,7 +171,8 @@ class CudaBackend:
             return dict(zip(self.buckets, cubins, strict=True))
 
     def _defines(self, bucket: int) -> dict[str, int]:
-        return kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling, bucket)
+        defines = kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling, bucket)
+        return defines | ({"MK_ABLATE": self.ablate} if self.ablate else {})
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")
@@ -180,9 +182,12 @@ class CudaBackend:
     def program(self, shape: StepShape) -> tuple[int, Program, dict[str, Any], list[int]]:
         """(graph id, program, its device arrays, [steps run]) for a step shape; built, scheduled and checked at first use."""
         if shape not in self._programs:
-            built = build_graph(self.config, shape, replace(self.tiling, replicate=shape.rows <= abi.ROWS), 2)
+            built = self.graph_of(shape)
             self.bind(built, make_schedule(built.graph, self.sms, self.policy))
         return self._programs[shape]
+
+    def graph_of(self, shape: StepShape) -> StepGraph:
+        return build_graph(self.config, shape, replace(self.tiling, replicate=shape.rows <= abi.ROWS), 2)
 
     def bind(self, built: StepGraph, schedule: Schedule, validate: bool = True) -> None:
         """Use this graph and schedule for its step shape (``validate=False``: for tests of the watchdog)."""
