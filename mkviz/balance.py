@@ -141,7 +141,7 @@ def _move_merges(segments: list[Segment], order: np.ndarray, sm: np.ndarray) -> 
         if merge.reads or not merge.behind:
             continue
         j = i + 1
-        while j < len(segments) and segments[j].layer == merge.layer and segments[j].reads and not segments[j].behind:
+        while j < len(segments) and segments[j].layer == merge.layer and not segments[j].behind:
             j += 1
         beside = segments[i + 1 : j]
         if not beside or _meet(beside):
