@@ -18,7 +18,7 @@
 #define MK_DELAYS 0  // 1: random delays at every role edge, for tests
 #endif
 #ifndef MK_ABLATE
-#define MK_ABLATE 0  // to measure what loading ahead is worth; 1: nothing is loaded before the ring is empty; 2: nor before the task is ready
+#define MK_ABLATE 0  // ablations of the loader: 1: the ring is empty before a task; 2: and the task is ready; 3: a ticket for each task
 #endif
 
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
