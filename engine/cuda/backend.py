@@ -60,31 +60,32 @@ def fixed_shared(bucket: int) -> int:
 
 
 class CudaBackend:
-    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64, with a kernel for each of these numbers up to it.
+    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64 (None: as many of them as shared memory has room for), with a kernel
+    for each of these numbers up to it.
 
-    ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.  ``sampling``: rows are drawn in the kernel, as their
-    plan says.
+    ``pages``: KV pages of 64 tokens; ``fit``: or as many as the free memory holds beside all else and a margin.  ``trace``:
+    level 0 (off), 1 or 2.  ``sampling``: rows are drawn in the kernel, as their plan says.
 
     ``weights=None`` draws random ones on the device.  Raises MkvizError, before anything is allocated, for a model that the
     kernel does not support or that does not fit.
     """
 
-    name, max_rows = "cuda", abi.ROWS  # unless it is opened for more
+    name, max_rows = "cuda", abi.BUCKETS[-1]  # unless it is opened for fewer
     ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
                  trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
                  poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None, sampling: bool = False,
-                 rows: int = abi.ROWS):  # fmt: skip
+                 rows: int | None = abi.ROWS, fit: bool = False):  # fmt: skip
         check_supported(config)
         if trace not in (0, 1, 2):
             raise MkvizError(f"trace: {trace!r}", "0 (off), 1 (a record a task) or 2 (with the phases inside)")
-        if rows not in abi.BUCKETS:
+        if rows not in (*abi.BUCKETS, None):
             raise MkvizError(f"rows: {rows}", f"one of {', '.join(map(str, abi.BUCKETS))}")
         if ring_capacity < 4 or ring_capacity & (ring_capacity - 1):
             raise MkvizError(f"ring_capacity: {ring_capacity}", "a power of two, at least 4")
         self.device: Device = open_device()
-        self.config, self.policy, self.trace, self.pages = config, policy, int(trace), pages
+        self.config, self.policy, self.trace = config, policy, int(trace)
         self.sms = sms or self.device.sms
         if self.sms > self.device.sms:
             raise MkvizError(
@@ -92,14 +93,17 @@ class CudaBackend:
             )
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
-        self.sampling, self.max_rows, self.buckets = sampling, rows, [b for b in abi.BUCKETS if b <= rows]
+        self.sampling = sampling
         self.tiling = Tiling.for_tensor_cores(config, self.sms, sampling)
         self.x_stride = (config.hidden // 2 + 7) // 8 * 8 + 4  # u32 words from one row of resident activations to the next
-        for bucket in self.buckets:
-            self.layout(bucket, bucket)
-        sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head), sampling, rows)
+        self.buckets = self._buckets(rows)
+        self.max_rows, tiles = self.buckets[-1], -(-config.vocab // self.tiling.lm_head)
+        sizes = memory.work_arrays(config, pages, max_steps, self.sms, tiles, sampling, self.max_rows)
         need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
-        plan = memory.plan(need, self.device)
+        if fit:
+            memory.fit(sizes, need, self.device.free)
+        self.pages = sizes["kv"][1][0]
+        plan = memory.plan(need, self.pages, self.device)
         plan.enter(memory.REMEDY)
         cubins = self._compile()
         self._stream = self.cupy.cuda.Stream(non_blocking=True)
@@ -139,6 +143,18 @@ class CudaBackend:
                 self._arrays["kv"][page].fill(0)
 
     # -- the kernel -----------------------------------------------------------------------------------------------------
+
+    def _buckets(self, rows: int | None) -> list[int]:
+        """Rows that a kernel is needed for, in steps of up to ``rows``."""
+        buckets = [b for b in abi.BUCKETS if b <= (rows or abi.BUCKETS[-1])]
+        for bucket in buckets:
+            try:
+                self.layout(bucket, bucket)
+            except MkvizError:
+                if rows or bucket == abi.ROWS:
+                    raise
+                return buckets[: buckets.index(bucket)]
+        return buckets
 
     def layout(self, rows: int, bucket: int = abi.ROWS) -> tuple[int, int]:
         """(ring stages, bytes of a block's shared memory) for steps of up to ``rows`` rows in the kernel for ``bucket``: what

@@ -123,7 +123,7 @@ def test_the_engine_takes_what_the_kernel_picks(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "backend_class", lambda name: EmulatedBackend)
     answers = []
     for sampling in (False, True):
-        engine = module.Engine(model, backend="cuda", trace=False, pages=16, context=64, sampling=sampling)
+        engine = module.Engine(model, backend="cuda", trace=False, pages=16, context=64, sampling=sampling, rows=8)
         sequences = [engine.submit(prompt(i)[:4], params(max_tokens=3, **a)) for i, a in enumerate(asks)]
         answers.append([(tokens_of(engine.stream(s)), s.logprobs) for s in sequences])
         engine.close()
