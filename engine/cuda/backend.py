@@ -315,7 +315,9 @@ class CudaBackend:
         if self.sampling and plan.sampling:  # who has its token needs no logits
             wanted = wanted & np.array([ask is None or token < 0 for ask, token in zip(plan.sampling, greedy, strict=True)])
             told = self._told(plan, greedy, done, bucket)
-        logits = a["logits"][:rows].get(stream=self._stream) if wanted.any() else np.zeros((rows, 0), np.float32)
+        logits = np.empty((rows, self.config.vocab if wanted.any() else 0), np.float32)
+        for row in np.flatnonzero(wanted):  # a megabyte each, of a large vocabulary
+            a["logits"][row].get(stream=self._stream, out=logits[row])
         return StepResult(logits, greedy, self._routes(bucket), graph_id, self._begin, end, told)
 
     def _of_steps(self, name: str, bucket: int, steps: int) -> Any:
