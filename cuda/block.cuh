@@ -19,6 +19,9 @@
 #ifndef MK_DELAYS
 #define MK_DELAYS 0  // 1: random delays at every role edge, for tests
 #endif
+#ifndef MK_ABLATE
+#define MK_ABLATE 0  // ablations of the loader: 1: the ring is empty before a task; 2: and the task is ready; 3: a ticket for each task
+#endif
 
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
 static constexpr u32 MAX_ROWS = MK_ROWS, GROUPS = (MAX_ROWS + ROWS - 1) / ROWS;

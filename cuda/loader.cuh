@@ -165,6 +165,24 @@ struct Loader {
     return true;
   }
 
+#if MK_ABLATE == 3
+  // As if tasks were claimed: nothing of a task can be loaded before its ticket is back.  The kernel goes on along its list.
+  __device__ __forceinline__ bool ablated(const Task& t) {
+    u32 ticket = 0;
+    if (b.lane == 0) ticket = atomicAdd((u32*)b.p.counters + b.p.picked_counter * 32 + 1, 2u);  // beside the counter, in its line
+    return __shfl_sync(~0u, ticket, 0) != NO_COUNTER;  // which is odd
+  }
+#elif MK_ABLATE
+  // Until math is through with all chunks so far; and, of 2, until the task's counters are there.
+  __device__ __forceinline__ bool ablated(const Task& t) {
+    for (u32 c = issued > b.p.stages ? issued - b.p.stages : 0; c < issued; ++c)
+      if (!walk.wait.barrier(b.s.empty[c % b.p.stages], (c / b.p.stages) & 1, t.id, walk.step)) return false;
+    for (u32 i = 0; MK_ABLATE == 2 && i < t.waits; ++i)
+      if (!walk.wait.counter(t.wait[i], walk.target(t.wait_arrivals[i], t.need[i]), t.id, walk.step)) return false;
+    return true;
+  }
+#endif
+
   __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t.routed) && !routing(t)) return false;
@@ -178,6 +196,9 @@ struct Loader {
     __syncwarp();
 #endif
     ++walk.work;
+#if MK_ABLATE
+    if (!ablated(t)) return false;
+#endif
     if (!(t.op != ATTENTION ? weights(t) : WIDE ? pages_of_rows(t) : pages(t, t.a))) return false;
 #if MK_TRACE
     if (t.op == EXPERT_DOWN && t.tile == 0) note_routes(t.layer);  // once a layer, and not before all experts are under way

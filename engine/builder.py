@@ -28,7 +28,8 @@ OP = {name: i for i, name in enumerate(OPS)}
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a graph is built for: ``rows`` (a bucket) and ``splits`` (attention splits of the longest row, a power of two)."""
+    """What a graph is built for: ``rows`` (a bucket) and ``splits`` (attention splits of the longest row, a power of two; of
+    four beyond eight rows, where a graph takes seconds to build and a step is long beside the splits it skips)."""
 
     rows: int
     splits: int
@@ -39,14 +40,15 @@ class StepShape:
         if not 1 <= rows <= ROW_BUCKETS[-1]:
             raise MkvizError(f"rows: {rows} rows in one step", f"1 to {ROW_BUCKETS[-1]}")
         bucket = next(b for b in ROW_BUCKETS if b >= rows)
-        return cls(bucket, 1 << max(0, ceil(keys / SPLIT) - 1).bit_length())
+        doublings = max(0, ceil(keys / SPLIT) - 1).bit_length()
+        return cls(bucket, 1 << doublings + (doublings % 2 if bucket > 8 else 0))
 
     @classmethod
     def up_to(cls, rows: int, keys: int) -> list[StepShape]:
         """All shapes that steps of up to ``rows`` rows and ``keys`` keys may have, the largest last."""
-        largest = cls.covering(rows, keys)
-        splits = [1 << i for i in range(largest.splits.bit_length())]
-        return [cls(bucket, s) for bucket in ROW_BUCKETS if bucket <= largest.rows for s in splits]
+        most, longest = cls.covering(rows, keys).rows, ceil(keys / SPLIT)
+        lengths = [SPLIT << i for i in range(max(0, longest - 1).bit_length() + 1)]
+        return list(dict.fromkeys(cls.covering(b, n) for b in ROW_BUCKETS if b <= most for n in lengths))
 
     @property
     def row_block(self) -> int:
@@ -70,10 +72,9 @@ class StepGraph:
 
 
 def layer_splits(config: ModelConfig, layer: int, shape: StepShape) -> int:
-    """Split slots of a layer.  A window of w keys touches at most ceil(w / SPLIT) + 1 splits."""
-    if config.layers[layer].attention == "sliding":
-        return min(shape.splits, ceil(config.window / SPLIT) + 1)
-    return shape.splits
+    """Split slots of a layer: no more than the context has.  A window of w keys touches at most ceil(w / SPLIT) + 1 splits."""
+    sliding = config.layers[layer].attention == "sliding"
+    return min(shape.splits, ceil(config.max_positions / SPLIT), ceil(config.window / SPLIT) + 1 if sliding else shape.splits)
 
 
 def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_bytes: int = 2) -> StepGraph:

@@ -19,6 +19,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, help="threads that play them (default: one per core)")
     parser.add_argument("--mode", choices=("fp32", "bf16"), default="fp32", help="bf16 rounds where a kernel rounds")
     parser.add_argument("--pages", type=int, help="KV pages of 64 tokens (default: what the contexts and memory ask for)")
+    parser.add_argument(
+        "--rows", type=int, choices=(8, 16, 32, 64), help="rows of a step at most (cuda; default: as many as fit)"
+    )
+    parser.add_argument("--no-device-sampling", action="store_true", help="pick tokens on the host (cuda picks in the kernel)")
     parser.add_argument("--context", type=int, help="tokens of the longest request (default: the model's)")
     parser.add_argument("--policy", default="round_robin", help="scheduling policy (see mkviz schedule show)")
 
@@ -27,11 +31,13 @@ def open_engine(args: argparse.Namespace, **options):
     from engine.engine import Engine
 
     if args.backend == "cpu":
+        if args.rows:
+            raise MkvizError("--rows", "the cuda backend only")
         options |= {"sms": args.sms or 16, "workers": args.workers, "mode": args.mode}
     elif args.workers or args.mode != "fp32":
         raise MkvizError("--workers and --mode", "the cpu backend only")
     else:
-        options |= {"sms": args.sms}
+        options |= {"sms": args.sms, "rows": args.rows, "sampling": not args.no_device_sampling}
     return Engine(args.model, backend=args.backend, policy=args.policy, pages=args.pages, context=args.context, **options)
 
 
@@ -71,7 +77,7 @@ class Generate:
             min_p=args.min_p, seed=args.seed, stop=tuple(args.stop),
         )  # fmt: skip
         writer = recorder = None
-        engine = open_engine(args, trace=args.trace is not None, lossless=True)
+        engine = open_engine(args, trace=args.trace is not None, lossless=True, batch=1)
         try:
             generator = EngineGenerator(engine, raw=args.raw, live=False)
             generator.check(request)  # before a trace is begun

@@ -10,11 +10,11 @@ from math import ceil
 from typing import Any
 
 from engine.adjust import Constraint
+from engine.backends import backend_class, options_of
 from engine.batching import Batcher, Step
 from engine.checkpoint import Weights
 from engine.config import ModelConfig, load_config
 from engine.kv import PagePool
-from engine.memory_plan import free_host_memory
 from engine.models import resolve_model
 from engine.pick import logprobs, pick
 from engine.plan import StepPlan, StepResult
@@ -29,22 +29,6 @@ from engine.watchdog import Watchdog
 from mkviz.drain import BUDGET, Drain
 from mkviz.errors import MkvizError
 from mkviz.protocols import Piece, Row, Sink, StepInfo, TokenInfo
-
-BACKENDS = ("cpu", "cuda")
-KV_BUDGET = 1 << 30  # bytes of KV pages by default, unless one whole context needs more
-
-
-def backend_class(name: str):
-    """The class of a backend; what it needs is imported only now."""
-    if name == "cpu":
-        from engine.cpu.backend import CpuBackend
-
-        return CpuBackend
-    if name == "cuda":
-        from engine.cuda.backend import CudaBackend
-
-        return CudaBackend
-    raise MkvizError(f"backend: {name!r}", f"one of {', '.join(BACKENDS)}")
 
 
 class QueueFull(MkvizError):
@@ -73,7 +57,7 @@ class Engine:
     budget.  ``context``: longest request in tokens, if less than the model's.  ``pages``: KV pages of 64 tokens.
     ``prefix_cache``: whether requests of one salt share the pages of a common beginning.  ``pause_decode``: no request decodes
     while a prompt is read, for comparison.  ``step_timeout``: seconds after which a step is given up and its requests fail.
-    ``backend``: cpu or cuda; ``options`` go to it (sms, …).
+    ``backend``: cpu or cuda; ``options`` go to it (sms, …; :func:`engine.backends.options_of` has those that nobody gives).
 
     ``lossless``: no record may be lost, so rings that are half full are emptied before the next step begins.  That takes time
     between steps and none within them: a step lasts from the first ready to the last publish of its tasks.  Without, whoever
@@ -94,22 +78,21 @@ class Engine:
         kind = backend_class(backend)
         for name, value, ok, right in (
             ("backend", backend, not shape or backend == "cuda", "cuda for a shape without weights: they are drawn there"),
-            ("batch", batch, 1 <= batch <= (most := options.get("rows", kind.max_rows)), f"1 to {most} requests, a row each"),
+            ("batch", batch, 1 <= batch <= (most := options.get("rows") or kind.max_rows), f"1 to {most} requests, a row each"),
             ("queue", queue, queue is None or queue >= 0, "None (any number) or the requests that may wait"),
             ("itl_budget_ms", itl_budget_ms, itl_budget_ms is None or itl_budget_ms > 0, "None or a positive number"),
             ("step_timeout", step_timeout, step_timeout > 0, "a positive number of seconds"),
         ):
             if not ok:
                 raise MkvizError(f"{name}: {value}", right)
-        if pages is None:
-            pages = self._default_pages(kind.page_bytes(self.config))
-            if backend == "cpu":
-                pages = max(1, min(pages, free_host_memory() // 2 // kind.page_bytes(self.config)))
         weights = None if shape else Weights.open(directory, self.config)
-        self.backend = kind(self.config, weights, pages=pages, trace=trace, **options)
+        self.backend = kind(self.config, weights, trace=trace, **options_of(kind, self.config, batch, pages) | options)
+        if batch > (most := self.backend.max_rows):
+            self.backend.close()
+            raise MkvizError(f"batch: {batch}", f"at most {most}: more rows leave this GPU no room in its shared memory")
         if itl_budget_ms:
-            build_tables(self.backend, min(self.config.max_positions, pages * PAGE))
-        self.pool = PagePool(pages)
+            build_tables(self.backend, min(self.config.max_positions, self.backend.pages * PAGE))
+        self.pool = PagePool(self.backend.pages)
         sliding = all(layer.attention == "sliding" for layer in self.config.layers)
         self.batcher = Batcher(
             self.pool, StepTime(self.config), max_rows=self.backend.max_rows, batch=batch,
@@ -129,10 +112,6 @@ class Engine:
         self._watchdog = Watchdog(step_timeout, self._give_up)
         self._thread = threading.Thread(target=self._loop, name="mkviz-engine", daemon=True)
         self._thread.start()
-
-    def _default_pages(self, page_bytes: int) -> int:
-        context = PagePool.pages_for(self.config.max_positions)
-        return max(context, min(self.batch * context, KV_BUDGET // page_bytes))
 
     @property
     def device(self) -> str:

@@ -52,12 +52,13 @@ class StepResult:
 
 
 class Backend(Protocol):
-    """Runs steps.  ``name`` is ``cpu`` or ``cuda``; ``max_rows``: of a step; ``sampling``: whether it picks tokens itself;
-    ``graphs``: of each task table, by number;
-    ``serial``: the number of the next step.  ``program`` builds the task table of a shape, if there is none yet."""
+    """Runs steps.  ``name`` is ``cpu`` or ``cuda``; ``max_rows``: of a step; ``pages``: of the KV cache; ``sampling``: whether
+    it picks tokens itself; ``graphs``: of each task table, by number; ``serial``: the number of the next step.  ``program``
+    builds the task table of a shape, if there is none yet."""
 
     name: str
     max_rows: int
+    pages: int
     sampling: bool
     graphs: dict[int, tuple[Graph, Schedule]]
     serial: int

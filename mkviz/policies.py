@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mkviz.balance import deal
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.machine import H200, Machine
@@ -90,6 +91,20 @@ def layered(graph: Graph, sms: int, *, machine: Machine = H200) -> Schedule:
         heapq.heapreplace(loads, (load + cost[t], k, s))
         sm[i] = s
     return owned(order, sm, sms, "layered")
+
+
+@policy("balanced")
+def balanced(graph: Graph, sms: int, *, attention_bytes: int = 128 << 10, fresh_bytes: int = 256 << 10) -> Schedule:
+    """Each layer evened out for a kernel that walks its lists in order: see :mod:`mkviz.balance`.
+
+    Of what runs beside attention an SM gets ``attention_bytes`` less for each attention task that it has, and ``fresh_bytes``
+    less where one of them ends in the page that this step writes.  Raises :class:`MkvizError` where one of them is below 0.
+    """
+    for name, value in (("attention_bytes", attention_bytes), ("fresh_bytes", fresh_bytes)):
+        if not value >= 0:
+            raise MkvizError(f"policy balanced: {name} is {value}", "0 bytes or more")
+    order, sm = deal(graph, sms, attention_bytes, fresh_bytes)
+    return owned(order, sm, sms, "balanced")
 
 
 @policy("list")

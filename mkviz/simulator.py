@@ -161,7 +161,7 @@ def _whole(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _kernels(graph: Graph, schedule: Schedule) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """The schedule cut into one kernel per (op, layer), producers first; within a kernel SMs and orders stay as they were."""
-    place = _kernel_of(graph)
+    place = kernel_of(graph)
     sm = np.repeat(np.arange(schedule.sms), np.diff(schedule.order_ptr))
     of = place[schedule.order]
     by_kernel = np.lexsort((sm, of))  # stable: each SM keeps its order
@@ -176,7 +176,7 @@ def _kernels(graph: Graph, schedule: Schedule) -> Iterator[tuple[np.ndarray, np.
         yield ptr, order[mine], queue[tickets[k] : tickets[k + 1]]
 
 
-def _kernel_of(graph: Graph) -> np.ndarray:
+def kernel_of(graph: Graph) -> np.ndarray:
     """i64[T]: the place of each task's (op, layer) in an order of kernels, by first task where dependencies leave a choice."""
     import heapq
 

@@ -20,7 +20,6 @@ from mkviz.errors import MkvizError
 
 SPARE = 4 << 30  # bytes for what is unpacked by and by, for graphs and copies of chosen experts
 TRIALS = 5  # launches that a way of running the step is judged by
-BOOTSTRAP = 4000
 APART = 0.5  # logits so far apart are of another computation; unrelated ones are 1.4 apart
 
 
@@ -150,20 +149,3 @@ def _check_memory(needed: int, xp: Any) -> None:
             f"--baseline: {needed / 1e9:.1f} GB for a second copy of weights and KV, {free / 1e9:.1f} GB free",
             "fewer --layers, a smaller --batch or --context, or no --baseline",
         )
-
-
-def in_turn(ours: Callable[[], float], theirs: Callable[[], float], pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times of ``pairs`` launches of each, one after the other, the order changing from pair to pair."""
-    times = np.zeros((2, pairs))
-    for i in range(pairs):
-        for which in (0, 1) if i % 2 else (1, 0):
-            times[which, i] = (ours, theirs)[which]()
-    return times[0], times[1]
-
-
-def ratio(ours: np.ndarray, theirs: np.ndarray) -> dict:
-    """How many times as long theirs takes: the mean of the pairs' ratios with its 95 % bootstrap interval."""
-    each = theirs / ours
-    means = np.random.default_rng(0).choice(each, (BOOTSTRAP, len(each))).mean(1)
-    low, high = np.quantile(means, (0.025, 0.975)).tolist()
-    return {"mean": round(float(each.mean()), 4), "interval_95": [round(low, 4), round(high, 4)], "pairs": len(each)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from engine.bench.conditions import conditions
+from engine.bench.paired import in_turn, ratio, spread
 from engine.bench.runners import Runner, decode_plan, longest_chain, pages_for
 from engine.bench.step_bytes import StepBytes, step_bytes
+from engine.builder import StepShape
 from engine.config import ModelConfig
 from engine.plan import StepPlan
 from engine.shapes import SHAPES
@@ -22,6 +25,7 @@ from mkviz.policies import POLICIES
 
 WARM = 3  # launches before those that count
 MOST_STEPS = 256  # in a launch
+RING = 1 << 12  # records in a ring, where steps are recorded: two steps of 64 rows
 
 METHOD = (
     "Every launch begins anew at position `context`, so that all read the same; bytes are the mean over a launch's steps. "
@@ -47,6 +51,8 @@ class BenchDecode:
         parser.add_argument("--runs", type=int, default=12, help=f"launches that count, after {WARM} that do not (default 12)")
         parser.add_argument("--policy", default="round_robin", help="scheduling policy (see mkviz schedule show)")
         parser.add_argument("--baseline", action="store_true", help="torch's kernel-per-op decode of the same weights, in turn")
+        parser.add_argument("--ablate", action="store_true", help="the kernel without one of its ideas, each in turn with it")
+        parser.add_argument("--traces", type=Path, metavar="DIR", help="two traced steps of each, as zipped traces")
         parser.add_argument("--json", type=Path, metavar="FILE", help="the figures, every launch's time, the conditions")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -68,15 +74,20 @@ def measure(args: argparse.Namespace, runner: Runner, told: dict, save: Any) -> 
     ceiling = _Ceiling(runner, max(args.batch))
     if ceiling.measure():
         print(ceiling.line(), flush=True)
-    baseline = _baseline(args, runner)
+    baseline, ablated = _baseline(args, runner), _ablated(args, runner)
     for context in args.context:
         for rows in args.batch:
             point = measure_point(args, runner, baseline, rows, context)
+            plan = decode_plan(rows, context, args.steps, runner.config.vocab)
+            if ablated:
+                point["ablations"] = ablated.measure(plan, args.steps, args.runs)
             point |= shares(point, ceiling.gb_s)
             told["points"].append(point)
             told["ceiling"] = ceiling.told()
             save(told)
             print(line(point), flush=True)
+            if args.traces:
+                record_all(args, runner, ablated, plan, told["model"])
     if ceiling.measure():
         for point in told["points"]:
             point |= shares(point, ceiling.gb_s)
@@ -100,9 +111,8 @@ def measure_point(args: argparse.Namespace, runner: Runner, baseline: Any, rows:
     if theirs is None:
         times = np.array([runner.launch(plan, args.steps) for _ in range(args.runs)])
     else:
-        from engine.bench.baseline import in_turn, ratio
-
-        times, other = in_turn(lambda: runner.launch(plan, args.steps), lambda: launch.launch(args.steps), args.runs)
+        both = [lambda: runner.launch(plan, args.steps), lambda: launch.launch(args.steps)]
+        times, other = in_turn(both, args.runs)
         theirs |= spread(other) | {"ratio": ratio(times, other)}
     graph = runner.graph(plan, args.steps)
     point = {"batch": rows, "context": context} | spread(times)
@@ -114,6 +124,23 @@ def measure_point(args: argparse.Namespace, runner: Runner, baseline: Any, rows:
     return point | ({"baseline": theirs} if theirs else {})
 
 
+def record_all(args: argparse.Namespace, runner: Runner, ablated: Any, plan: StepPlan, name: str) -> None:
+    """Traces of the point, and of each of its ablations."""
+    from engine.bench.ablations import ABLATIONS
+    from engine.bench.traces import STEPS, record
+
+    rows, context = len(plan), int(plan.position[0])
+    kinds = [("as-it-is", "", runner._traced)]
+    shape = StepShape.covering(rows, context + STEPS)
+    for ablation in ABLATIONS if ablated else ():
+        with suppress(MkvizError):  # there is nothing to leave out, as the table says
+            kinds.append((ablation.name, f", {ablation.words}", ablated.backend(ablation, shape, trace=1)))
+    for kind, words, backend in kinds:
+        path = args.traces / f"{kind}-{rows}x{context}.mkt.zip"
+        label = f"{name}, {len(runner.config.layers)} layers, batch {rows}, context {context}{words}"
+        print(record(runner, backend, plan, path, label), file=sys.stderr)
+
+
 def launch_bytes(runner: Runner, plan: StepPlan, steps: int, touched: np.ndarray) -> StepBytes:
     """The mean over the steps of a launch."""
     stored = {"weight_bytes": getattr(runner.backend, "weight_bytes", 2), "kv_bytes": runner.kv_element}
@@ -122,13 +149,6 @@ def launch_bytes(runner: Runner, plan: StepPlan, steps: int, touched: np.ndarray
         for step in range(steps)
     ]
     return StepBytes(*(float(np.mean([getattr(b, part) for b in each])) for part in ("weights", "kv", "embedding")))
-
-
-def spread(times: np.ndarray) -> dict:
-    """Of times in ms a step, one a launch."""
-    low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
-    told = {"ms_step": middle, "ms_quartiles": [low, high], "ms_fastest": float(times.min())}
-    return told | {"ms_each": times.round(5).tolist()}
 
 
 def shares(point: dict, ceiling_gb_s: float | None) -> dict:
@@ -159,6 +179,10 @@ def line(point: dict) -> str:
         text += f"\n  torch ({recipe['attention']}, {recipe['experts']}{', compiled' if recipe['compiled'] else ''}): "
         text += f"{other['ms_step']:.3f} ms/step, {ratio['mean']:.2f} times as long (95 %: {low:.2f} to {high:.2f}); "
         text += f"logits {other['logits_distance']:.2g} apart"
+    if "ablations" in point:
+        from engine.bench.ablations import lines
+
+        text += "\n" + lines(point)
     return text
 
 
@@ -212,6 +236,14 @@ def _baseline(args: argparse.Namespace, runner: Runner):
     return Baseline(runner.config, PackedWeights(runner.config, runner.weights, np), np)
 
 
+def _ablated(args: argparse.Namespace, runner: Runner) -> Any:
+    if not args.ablate:
+        return None
+    from engine.bench.ablations import Ablated
+
+    return Ablated(runner, traced=bool(args.traces))
+
+
 def _check(args: argparse.Namespace) -> None:
     args.backend = args.backend or ("cuda" if args.shape else "cpu")
     for name, values, most, right in (
@@ -229,6 +261,11 @@ def _check(args: argparse.Namespace) -> None:
         raise MkvizError("--policy: claimed on the cuda backend", "one that owns every task, such as round_robin")
     if args.shape and args.backend == "cpu":
         raise MkvizError(f"--shape {args.shape} --backend cpu", "--backend cuda, where its weights are drawn, or a --model")
+    for name in ("ablate", "traces"):
+        if getattr(args, name) and args.backend == "cpu":
+            raise MkvizError(f"--{name} of the cpu backend", "--backend cuda: it is the kernel that is looked at")
+    if args.traces and not args.traces.is_dir():
+        raise MkvizError(f"--traces: {args.traces} is no directory", "one that is there")
     if args.json and not args.json.parent.is_dir():
         raise MkvizError(f"--json: {args.json.parent} is no directory", "one that is there")
     if args.baseline:
@@ -268,7 +305,8 @@ def _runner(args: argparse.Namespace, config: ModelConfig, weights: Any) -> Runn
     if max(args.batch) > (most := kind.max_rows()):
         raise MkvizError(f"--batch: {max(args.batch)} rows", f"at most {most} on the {args.backend} backend")
     pages = max(args.batch) * pages_for(max(args.context) + args.steps)
-    return kind(config, weights, pages=pages, steps=args.steps, rows=max(args.batch), policy=args.policy)
+    options = {"ring_capacity": RING} if args.traces else {}
+    return kind(config, weights, pages=pages, steps=args.steps, rows=max(args.batch), policy=args.policy, **options)
 
 
 def _told(args: argparse.Namespace, config: ModelConfig, name: str, runner: Runner) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -109,22 +110,34 @@ def _next(plan: StepPlan, greedy: np.ndarray) -> StepPlan:
     return StepPlan(greedy.astype(np.int32), plan.position + 1, plan.sequence, plan.wants_logits, plan.pages)
 
 
+def twins(backend: Any, *changes: dict[str, int]) -> list[Any]:
+    """The same CudaBackend, its weights, buffers and programs, with kernels compiled as each of the ``changes`` of its fields
+    (``trace``, ``ablate``) says."""
+    made = [copy.copy(backend) for _ in changes]
+    for twin, change in zip(made, changes, strict=True):
+        vars(twin).update(change)
+    with ThreadPoolExecutor() as pool:
+        cubins = list(pool.map(lambda twin: twin._compile(), made))
+    for twin, of_bucket in zip(made, cubins, strict=True):
+        twin._launch = {bucket: twin._load(cubin) for bucket, cubin in of_bucket.items()}
+    return made
+
+
 class CudaRunner(Runner):
     """The megakernel, tracing compiled out: all steps of a launch in one, timed by events.  ``weights`` None: random."""
 
     name, kv_element = "cuda", 2
 
-    def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int, steps: int, rows: int, policy: str):
+    def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int, steps: int, rows: int, policy: str,
+                 ring_capacity: int = 1 << 10):  # fmt: skip
         from engine.cuda.abi import BUCKETS
         from engine.cuda.backend import CudaBackend
 
-        options = {"policy": policy, "trace": 0, "max_steps": steps, "rows": next(b for b in BUCKETS if b >= rows)}
+        options = {"policy": policy, "trace": 0, "max_steps": steps, "rows": next(b for b in BUCKETS if b >= rows),
+                   "ring_capacity": ring_capacity}  # fmt: skip
         super().__init__(config, weights, CudaBackend(config, weights, pages=pages, **options))
         self._fill_kv()
-        # the same backend, weights, buffers and programs, with a kernel that notes its routes
-        self._traced = copy.copy(self.backend)
-        self._traced.trace = 1
-        self._traced._launch = {bucket: self._traced._load(cubin) for bucket, cubin in self._traced._compile().items()}
+        (self._traced,) = twins(self.backend, {"trace": 1})  # its kernel notes its routes
 
     @staticmethod
     def max_rows() -> int:

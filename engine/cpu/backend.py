@@ -73,7 +73,7 @@ class CpuBackend:
             raise MkvizError(f"unknown policy {policy!r}", f"one of {', '.join(POLICIES)}")
         self.config, self.sms, self.policy, self.mode, self.trace = config, sms, policy, mode, trace
         self.workers = min(sms, workers or os.cpu_count() or 1)
-        self.sampling = sampling
+        self.sampling, self.pages = sampling, pages
         self.tiling = replace(tiling or Tiling.for_sms(config, sms), sample=sms * sampling)
         self.seed, self.jitter_ns = seed, jitter_ns
         self.rings = HostRings(sms, ring_capacity)

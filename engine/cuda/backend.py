@@ -60,30 +60,32 @@ def fixed_shared(bucket: int) -> int:
 
 
 class CudaBackend:
-    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64, with a kernel for each of these numbers up to it.
+    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64 (None: as many of them as shared memory has room for), with a kernel
+    for each of these numbers up to it.
 
-    ``pages``: KV pages of 64 tokens; ``trace``: level 0 (off), 1 or 2.  ``sampling``: rows are drawn in the kernel, as their
-    plan says.
+    ``pages``: KV pages of 64 tokens; ``fit``: or as many as the free memory holds beside all else and a margin.  ``trace``:
+    level 0 (off), 1 or 2.  ``sampling``: rows are drawn in the kernel, as their plan says.
 
     ``weights=None`` draws random ones on the device.  Raises MkvizError, before anything is allocated, for a model that the
     kernel does not support or that does not fit.
     """
 
-    name, max_rows = "cuda", abi.ROWS  # unless it is opened for more
+    name, max_rows = "cuda", abi.BUCKETS[-1]  # unless it is opened for fewer
+    ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
                  trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
                  poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None, sampling: bool = False,
-                 rows: int = abi.ROWS):  # fmt: skip
+                 rows: int | None = abi.ROWS, fit: bool = False):  # fmt: skip
         check_supported(config)
         if trace not in (0, 1, 2):
             raise MkvizError(f"trace: {trace!r}", "0 (off), 1 (a record a task) or 2 (with the phases inside)")
-        if rows not in abi.BUCKETS:
+        if rows not in (*abi.BUCKETS, None):
             raise MkvizError(f"rows: {rows}", f"one of {', '.join(map(str, abi.BUCKETS))}")
         if ring_capacity < 4 or ring_capacity & (ring_capacity - 1):
             raise MkvizError(f"ring_capacity: {ring_capacity}", "a power of two, at least 4")
         self.device: Device = open_device()
-        self.config, self.policy, self.trace, self.pages = config, policy, int(trace), pages
+        self.config, self.policy, self.trace = config, policy, int(trace)
         self.sms = sms or self.device.sms
         if self.sms > self.device.sms:
             raise MkvizError(
@@ -91,14 +93,17 @@ class CudaBackend:
             )
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
-        self.sampling, self.max_rows, self.buckets = sampling, rows, [1] * memory.one_row(config) + [b for b in abi.BUCKETS if b <= rows]
+        self.sampling = sampling
         self.tiling = Tiling.for_tensor_cores(config, self.sms, sampling)
         self.x_stride = (config.hidden // 2 + 7) // 8 * 8 + 4  # u32 words from one row of resident activations to the next
-        for bucket in self.buckets:
-            self.layout(bucket, bucket)
-        sizes = memory.work_arrays(config, pages, max_steps, self.sms, -(-config.vocab // self.tiling.lm_head), sampling, rows)
+        self.buckets = self._buckets(rows)
+        self.max_rows, tiles = self.buckets[-1], -(-config.vocab // self.tiling.lm_head)
+        sizes = memory.work_arrays(config, pages, max_steps, self.sms, tiles, sampling, self.max_rows)
         need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
-        plan = memory.plan(need, self.device)
+        if fit:
+            memory.fit(sizes, need, self.device.free)
+        self.pages = sizes["kv"][1][0]
+        plan = memory.plan(need, self.pages, self.device)
         plan.enter(memory.REMEDY)
         cubins = self._compile()
         self._stream = self.cupy.cuda.Stream(non_blocking=True)
@@ -140,6 +145,18 @@ class CudaBackend:
 
     # -- the kernel -----------------------------------------------------------------------------------------------------
 
+    def _buckets(self, rows: int | None) -> list[int]:
+        """Rows that a kernel is needed for, in steps of up to ``rows``."""
+        buckets = [1] * memory.one_row(self.config) + [b for b in abi.BUCKETS if b <= (rows or abi.BUCKETS[-1])]
+        for bucket in buckets:
+            try:
+                self.layout(bucket, bucket)
+            except MkvizError:
+                if rows or bucket <= abi.ROWS:
+                    raise
+                return buckets[: buckets.index(bucket)]
+        return buckets
+
     def layout(self, rows: int, bucket: int = abi.ROWS) -> tuple[int, int]:
         """(ring stages, bytes of a block's shared memory) for steps of up to ``rows`` rows in the kernel for ``bucket``: what
         is left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
@@ -169,7 +186,8 @@ class CudaBackend:
             return dict(zip(self.buckets, cubins, strict=True))
 
     def _defines(self, bucket: int) -> dict[str, int]:
-        return kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling, bucket)
+        defines = kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling, bucket)
+        return defines | ({"MK_ABLATE": self.ablate} if self.ablate else {})
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")
@@ -179,9 +197,12 @@ class CudaBackend:
     def program(self, shape: StepShape) -> tuple[int, Program, dict[str, Any], list[int]]:
         """(graph id, program, its device arrays, [steps run]) for a step shape; built, scheduled and checked at first use."""
         if shape not in self._programs:
-            built = build_graph(self.config, shape, self._tiling(shape), 2)
+            built = self.graph_of(shape)
             self.bind(built, make_schedule(built.graph, self.sms, self.policy))
         return self._programs[shape]
+
+    def graph_of(self, shape: StepShape) -> StepGraph:
+        return build_graph(self.config, shape, self._tiling(shape), 2)
 
     def bind(self, built: StepGraph, schedule: Schedule, validate: bool = True) -> None:
         """Use this graph and schedule for its step shape (``validate=False``: for tests of the watchdog)."""
@@ -308,7 +329,9 @@ class CudaBackend:
         if self.sampling and plan.sampling:  # who has its token needs no logits
             wanted = wanted & np.array([ask is None or token < 0 for ask, token in zip(plan.sampling, greedy, strict=True)])
             told = self._told(plan, greedy, done, bucket)
-        logits = a["logits"][:rows].get(stream=self._stream) if wanted.any() else np.zeros((rows, 0), np.float32)
+        logits = np.empty((rows, self.config.vocab if wanted.any() else 0), np.float32)
+        for row in np.flatnonzero(wanted):  # a megabyte each, of a large vocabulary
+            a["logits"][row].get(stream=self._stream, out=logits[row])
         return StepResult(logits, greedy, self._routes(bucket), graph_id, self._begin, end, told)
 
     def _of_steps(self, name: str, bucket: int, steps: int) -> Any:

@@ -16,6 +16,8 @@ from engine.memory_plan import MemoryPlan
 from engine.tiling import PAGE, SAMPLE_PARTS
 
 Arrays = dict[str, tuple[Any, tuple[int, ...]]]  # name, as in Params -> (dtype, shape)
+REMEDY = "fewer pages, a smaller model, or a larger GPU"
+MARGIN, LEAST_MARGIN = 20, 1 << 30  # kept free where pages are made to fit: a twentieth of what is free, at least 1 GiB
 
 
 def widths(config: ModelConfig) -> tuple[int, int]:
@@ -114,9 +116,17 @@ def bytes_needed(config: ModelConfig, arrays: Arrays, sms: int, ring_capacity: i
     }  # fmt: skip
 
 
-REMEDY = "fewer pages, a smaller model, or a larger GPU"
+def fit(arrays: Arrays, need: dict[str, int], free: int) -> None:
+    """Fewer KV pages where ``free`` bytes do not hold them beside all else that is needed and a margin, which is added to
+    ``need``: for task tables, kernels and what packing takes for a while."""
+    need["margin"] = max(LEAST_MARGIN, free // MARGIN)
+    dtype, (pages, halves) = arrays["kv"]
+    others = sum(need.values()) - need["KV pages"]
+    pages = max(1, min(pages, (free - others) // (2 * halves)))
+    arrays["kv"], need["KV pages"] = (dtype, (pages, halves)), 2 * pages * halves
 
 
-def plan(need: dict[str, int], device: Device) -> MemoryPlan:
+def plan(need: dict[str, int], pages: int, device: Device) -> MemoryPlan:
     """What will be taken of the device's memory, to be told and checked before anything is."""
-    return MemoryPlan(f"memory of {device.name}", need, device.free)
+    parts = {f"{pages:,} KV pages" if name == "KV pages" else name: count for name, count in need.items()}
+    return MemoryPlan(f"memory of {device.name}", parts, device.free)

@@ -46,10 +46,11 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
     for i, name in enumerate("abcd"):
         tasks[name] = built.args[:, i]
     tasks["blocks"] = 1
-    for op, layer in np.unique(np.stack([g.op, g.layer], 1), axis=0).tolist():
-        at = np.flatnonzero((g.op == op) & (g.layer == layer))
+    like = g.op.astype(np.int32) << 16 | g.layer + 1
+    alike = np.argsort(like, kind="stable")
+    for at in np.split(alike, np.flatnonzero(np.diff(like[alike])) + 1):
         part = tasks[at]
-        weights.bind(part, g.ops[op], layer)
+        weights.bind(part, g.ops[g.op[at[0]]], int(g.layer[at[0]]))
         tasks[at] = part
     for kind, ptr, fields in (
         ("wait", g.wait_ptr, {"wait": g.wait_counter, "need": g.wait_need, "wait_arrivals": g.arrivals[g.wait_counter]}),

@@ -88,8 +88,12 @@ def open_engine(settings: Settings) -> Engine:
     }  # fmt: skip
     if settings.backend == "cpu":
         options |= {"sms": settings.sms or 16, "workers": settings.workers, "mode": settings.mode}
-    elif settings.workers or settings.mode != "fp32":
-        raise MkvizError("workers and mode", "the cpu backend only")
+        if settings.rows:
+            raise MkvizError("rows", "the cuda backend only")
+    else:
+        if settings.workers or settings.mode != "fp32":
+            raise MkvizError("workers and mode", "the cpu backend only")
+        options |= {"rows": settings.rows, "sampling": settings.device_sampling}
     return Engine(None if settings.model == "demo" else settings.model, **options)
 
 
@@ -107,7 +111,8 @@ def serve(settings: Settings) -> int:
                 log.warning("anyone who reaches this address may use it: there is no api_key")
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             attach = {"attach": viewers.name} if viewers else {}
-            server.greeting = f"serving {engine.model}", {"url": url, "context": engine.context, **attach}
+            fields = {"url": url, "context": engine.context, "pages": engine.pool.total, **attach}
+            server.greeting = f"serving {engine.model}", fields
             server.run(sockets=[listener])
         finally:
             engine.close()

@@ -17,9 +17,7 @@ ENV = "MKVIZ_SERVE_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def _setting(
-    default, help: str, *, choices: tuple[str, ...] | None = None, low: float | None = None, high: float | None = None
-):
+def _setting(default, help: str, *, choices: tuple | None = None, low: float | None = None, high: float | None = None):
     return field(default=default, metadata={"help": help, "choices": choices, "low": low, "high": high})
 
 
@@ -43,9 +41,12 @@ class Settings:
     mode: str = _setting("fp32", "arithmetic of the cpu backend", choices=("fp32", "bf16"))
     policy: str = _setting("round_robin", "scheduling policy (see mkviz schedule show)")
     context: int | None = _setting(None, "tokens of the longest request, prompt and answer, if less than the model's", low=2)
-    pages: int | None = _setting(None, "KV pages of 64 tokens", low=1)
+    pages: int | None = _setting(None, "KV pages of 64 tokens (otherwise: what the contexts and memory ask for)", low=1)
     batch: int = _setting(8, "requests that run at once", low=1)
     queue: int = _setting(64, "requests that wait beyond those; one more is told 429 and when to come back", low=0)
+    rows: int | None = _setting(None, "rows of a step at most (cuda; otherwise as many as the GPU has room for)",
+                                choices=(8, 16, 32, 64))  # fmt: skip
+    device_sampling: bool = _setting(True, "pick tokens on the GPU, where a request leaves its logits as they are (cuda)")
     itl_budget_ms: float | None = _setting(None, "ms from a token to the next that prefilling others may use up", low=0.001)
     prefix_cache: bool = _setting(True, "keep computed prompts and answers, for requests of the same key that go on from them")
     step_timeout: float = _setting(300.0, "seconds after which a step is given up and its requests fail", low=0.001)
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(option, action=argparse.BooleanOptionalAction, **more)
         else:
             choices = item.metadata["choices"]
-            metavar = "{" + ",".join(choices) + "}" if choices else kind.__name__.upper()
+            metavar = "{" + ",".join(map(str, choices)) + "}" if choices else kind.__name__.upper()
             parser.add_argument(option, action="append" if many else "store", metavar=metavar, **more)
     parser.add_argument("--config", type=Path, help=f"a TOML file with the same names (or {ENV}CONFIG)")
 
@@ -158,10 +159,10 @@ def _parse(item: dataclasses.Field, text, where: str):
 
 def _check(item: dataclasses.Field, value, where: str) -> None:
     choices, low, high = (item.metadata[key] for key in ("choices", "low", "high"))
-    if choices and value not in choices:
-        raise MkvizError(f"{where}: {value!r}", f"one of {', '.join(choices)}")
     if value is None:
         return
+    if choices and value not in choices:
+        raise MkvizError(f"{where}: {value!r}", f"one of {', '.join(map(str, choices))}")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         raise MkvizError(f"{where}: {value}", f"at least {low}" if high is None else f"{low} to {high}")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.bench import decode
-from engine.bench.baseline import in_turn, ratio
+from engine.bench.paired import in_turn, ratio
 from engine.bench.runners import CpuRunner, decode_plan, longest_chain
 from engine.builder import StepShape, build_graph
 from engine.plan import StepResult
@@ -127,9 +127,12 @@ def test_launches_in_turn_and_their_ratio():
     def timed(name, factor):
         return lambda: order.append(name) or factor * next(clock)
 
-    ours, theirs = in_turn(timed("ours", 1), timed("theirs", 3), 3)
+    ours, theirs = in_turn([timed("ours", 1), timed("theirs", 3)], 3)
     assert order == ["theirs", "ours", "ours", "theirs", "theirs", "ours"]
     assert (ours.tolist(), theirs.tolist()) == ([2, 3, 6], [3, 12, 15])
+    order.clear()
+    in_turn([timed(name, 1) for name in "abc"], 3)
+    assert "".join(order) == "bca" + "cab" + "abc"
     told = ratio(np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 4.0, 3.0, 6.0]))
     assert told["mean"] == 2.5 and told["pairs"] == 4
     assert told["interval_95"] == [2.0, 3.0]  # of four ratios 2, 2, 3, 3: all alike by chance 1 in 16

@@ -11,7 +11,7 @@ from rows import open_backend
 
 from engine.checkpoint import Weights
 from engine.config import load_config
-from engine.cuda import backend
+from engine.cuda import backend, memory
 from engine.cuda.device import Device
 from engine.cuda.memory import bytes_needed, work_arrays
 from engine.cuda.weights import PackedWeights, check_supported
@@ -46,6 +46,31 @@ def test_too_little_memory(monkeypatch, config):
     said = refuse(monkeypatch, config, {"free": 60_000_000}, pages=1000)
     assert said.startswith("memory of NVIDIA H200: 0.0") and "KV pages 0.07 GB" in said
     assert said.endswith("0.06 GB free; fewer pages, a smaller model, or a larger GPU")
+
+
+def test_pages_that_fit_what_is_free():
+    """Of 4 GB a gibibyte is kept: beside a GB of weights 1.926 GB are for pages of a megabyte.  Of 100 GB 5 are kept."""
+    for free, wanted, margin, pages in (
+        (4e9, 5000, 1 << 30, 1926),
+        (4e9, 20, 1 << 30, 20),
+        (100e9, 10**6, 5e9, 94_000),
+        (1e9, 9, 1 << 30, 1),
+    ):
+        arrays, need = {"kv": (np.uint16, (wanted, 500_000))}, {"weights": 1_000_000_000, "KV pages": wanted * 1_000_000}
+        memory.fit(arrays, need, int(free))
+        assert need == {"weights": 1_000_000_000, "KV pages": pages * 1_000_000, "margin": margin}
+        assert arrays == {"kv": (np.uint16, (pages, 500_000))}
+
+
+def test_the_plan_says_what_is_kept_free(monkeypatch, config, capsys):
+    """Of 3 GB a gibibyte: 1.9 GB of pages of 65,536 bytes."""
+    monkeypatch.setattr(backend.CudaBackend, "_compile", lambda self: 1 / 0)  # what comes next
+    with pytest.raises(ZeroDivisionError):
+        refuse(monkeypatch, config, {"free": 3_000_000_000}, pages=10**6, fit=True)
+    said = capsys.readouterr().err
+    pages = int(said.split(" KV pages ")[0].split()[-1].replace(",", ""))
+    assert 0 <= 3_000_000_000 - (1 << 30) - pages * 65_536 < 5e6 + 132 * 4 * 1024 * 32
+    assert f"{pages:,} KV pages 1.9" in said and "margin 1.07 GB), 3.00 GB free" in said
 
 
 def test_memory_by_hand(config):
@@ -115,6 +140,9 @@ def test_wide_steps_that_leave_no_ring(monkeypatch, config):
     said = refuse(monkeypatch, config, {"shared": 140_000}, rows=64)
     assert said == "rows: 64 in one step; what leaves 48 KiB of 140000 bytes of shared memory"
     assert refuse(monkeypatch, config, {"shared": 140_000, "free": 1}, rows=32).startswith("memory of")
+    assert refuse(monkeypatch, config, {"shared": 140_000, "free": 1}, rows=None).startswith("memory of")
+    said = refuse(monkeypatch, replace(config, hidden=16384), rows=None)
+    assert said == "hidden_size: 16384; what leaves 48 KiB of 232448 bytes of shared memory"
 
 
 def test_memory_of_wide_and_drawn_steps(config):

@@ -95,7 +95,7 @@ def test_sampled_steps(directory):
     # a step whose rows do not ask, and one of which some do
     again = plain.step(StepPlan(tokens, np.full(rows, steps, i32), **asked))
     mixed = sampling.step(StepPlan(tokens, np.full(rows, steps, i32), **asked, sampling=[None, *asks[1:]]))
-    assert same_bits(mixed.logits, again.logits) and mixed.greedy[0] == again.greedy[0]
+    assert same_bits(mixed.logits[0], again.logits[0]) and mixed.greedy[0] == again.greedy[0]
     assert mixed.greedy[1:].tolist() == [pick(again.logits[i], asks[i], steps) for i in range(1, rows)]
 
 
@@ -112,7 +112,7 @@ def test_a_launch_ends_where_a_row_is_left_to_the_host(directory):
 
 
 def test_the_engine_takes_what_the_kernel_picks(tmp_path, monkeypatch):
-    """Drawn, greedy, told, penalised and constrained requests: the same answers whoever picks."""
+    """Drawn, greedy, told, penalised and constrained requests: the same answers whoever picks, in steps of any width."""
     from serving import make_model, params, prompt, tokens_of
 
     from engine import engine as module
@@ -121,13 +121,16 @@ def test_the_engine_takes_what_the_kernel_picks(tmp_path, monkeypatch):
     asks = [{"temperature": 1.0, "seed": 3}, {"temperature": 0.9, "top_p": 0.9, "logprobs": 2}, {"logprobs": 1},
             {"temperature": 1.0, "frequency_penalty": 1.0}, {"temperature": 1.0, "min_tokens": 2}]  # fmt: skip
     monkeypatch.setattr(module, "backend_class", lambda name: EmulatedBackend)
-    answers = []
-    for sampling in (False, True):
-        engine = module.Engine(model, backend="cuda", trace=False, pages=16, context=64, sampling=sampling)
+    answers, widest = [], []
+    for options in ({"sampling": False, "rows": 8}, {"rows": 16}):  # unless it is told otherwise, the kernel picks
+        engine = module.Engine(model, backend="cuda", trace=False, pages=16, context=64, **options)
+        rows, step = [], engine.backend.step
+        engine.backend.step = lambda plan, rows=rows, step=step: (rows.append(len(plan)), step(plan))[1]
         sequences = [engine.submit(prompt(i)[:4], params(max_tokens=3, **a)) for i, a in enumerate(asks)]
         answers.append([(tokens_of(engine.stream(s)), s.logprobs) for s in sequences])
+        widest.append((max(rows), engine.backend.sampling))
         engine.close()
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] and widest == [(8, False), (16, True)]
     assert all(len(tokens) == 3 for tokens, _ in answers[0])
 
 

@@ -51,7 +51,7 @@ def test_pages_taken_unasked_leave_half_of_the_memory(monkeypatch, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((demo_directory() / name).read_bytes())
     for free, pages in ((10_000_000_000, 64), (5 * 2 * 65_536, 5)):
-        monkeypatch.setattr("engine.engine.free_host_memory", lambda free=free: free)
+        monkeypatch.setattr("engine.backends.free_host_memory", lambda free=free: free)
         engine = Engine(str(tmp_path), sms=2, workers=1)
         assert engine.pool.total == pages
         engine.close()

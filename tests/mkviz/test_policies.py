@@ -206,7 +206,7 @@ def test_a_new_policy_is_one_function(monkeypatch):
 
 def test_bad_input():
     g = independent([1])
-    with pytest.raises(MkvizError, match="unknown policy 'best'; one of round_robin, layered, list, claimed"):
+    with pytest.raises(MkvizError, match="unknown policy 'best'; one of round_robin, layered, balanced, list, claimed"):
         make_schedule(g, 2, policy="best")
     with pytest.raises(MkvizError, match="0 SMs; a whole number, 1 or more"):
         make_schedule(g, 0)

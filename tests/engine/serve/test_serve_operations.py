@@ -20,6 +20,7 @@ from engine.serve import logs
 from engine.serve.server import open_engine
 from engine.serve.settings import Settings
 from engine.serve.structure import Constraint, StructureError
+from mkviz.errors import MkvizError
 
 ROOT = Path(__file__).parents[3]
 LONG = {"model": "demo", "prompt": "x", "max_tokens": 1800, "ignore_eos": True, "temperature": 0}
@@ -223,3 +224,39 @@ def test_every_setting_of_the_engine_is_the_engines():
         assert isinstance(engine, Engine) and (engine.batch, engine.queue, engine.context) == (2, 1, 128)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rows": 16}, "rows; the cuda backend only"),
+        ({"backend": "cuda", "workers": 2}, "workers and mode; the cpu backend only"),
+        ({"backend": "cuda", "rows": 16, "batch": 17}, "batch: 17; 1 to 16 requests, a row each"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings, said):
+    with pytest.raises(MkvizError) as error:
+        open_engine(Settings(**settings))
+    assert str(error.value) == said
+
+
+def test_what_the_cuda_backend_is_opened_with(monkeypatch):
+    """As wide as there is room, drawing for itself, pages for eight contexts of 2048 tokens where they fit; or as told."""
+    opened = []
+
+    class Opened(Exception):
+        pass
+
+    def backend(config, weights, **options):
+        opened.append({name: options[name] for name in ("rows", "sampling", "pages", "fit")})
+        raise Opened
+
+    backend.name, backend.max_rows = "cuda", 64
+    monkeypatch.setattr("engine.engine.backend_class", lambda name: backend)
+    for settings in (Settings(backend="cuda"), Settings(backend="cuda", rows=8, device_sampling=False, pages=5)):
+        with pytest.raises(Opened):
+            open_engine(settings)
+    assert opened == [
+        {"rows": None, "sampling": True, "pages": 8 * 2048 // 64, "fit": True},
+        {"rows": 8, "sampling": False, "pages": 5, "fit": False},
+    ]
