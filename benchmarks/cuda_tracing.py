@@ -48,7 +48,7 @@ def main() -> None:
     begin = time.monotonic()
     backends = {level: CudaBackend(config, None, pages=plan.pages.size, trace=level) for level in [0, *args.levels]}
     for b in backends.values():  # of one set of weights and buffers: where they lie alone moves a step by 1 to 2 %
-        b.weights, b._arrays = backends[0].weights, backends[0]._arrays
+        b.weights, b._arrays, b._tags = backends[0].weights, backends[0]._arrays, backends[0]._tags
         for _ in range(3):
             timed(b, plan, args.steps)
     print(f"ready after {time.monotonic() - begin:.1f} s")

@@ -122,7 +122,7 @@ class CudaBackend:
         self._programs: dict[StepShape, tuple[int, Program, dict[str, Any], list[int]]] = {}
         self.graphs: dict[int, tuple[Graph, Schedule]] = {}
         self.serial = 0
-        self._next_tag = 1
+        self._tags = memory.Tags(len(config.layers) + 1, self._clear_tags)
 
     # -- memory ---------------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,8 @@ class CudaBackend:
         is left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
         c, fixed = self.config, fixed_shared(bucket)
         activations = rows * self.x_stride if bucket <= abi.ROWS else 0
-        resident = 4 * (activations + self._held(bucket) + 2 * max(abi.ROWS, bucket) * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
+        words = activations + self._held(bucket) + 2 * max(abi.ROWS, bucket) * (c.head_dim // 2 + 4)
+        resident = 4 * words + len(c.layers) * abi.LAYER.itemsize
         stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
             what = f"hidden_size: {c.hidden}" if bucket <= abi.ROWS else f"rows: {bucket} in one step"
@@ -242,23 +243,17 @@ class CudaBackend:
             "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
             "stages": self.layout(rows, bucket)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
-            "held": self._held(bucket), "tag": self._tags(steps) if bucket == 1 else 0, "head_tile": self.tiling.lm_head, "sample_parts": self.tiling.sample, "eps": c.eps,
-            "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
+            "held": self._held(bucket), "tag": self._tags.take(steps) if bucket == 1 else 0, "head_tile": self.tiling.lm_head,
+            "sample_parts": self.tiling.sample, "eps": c.eps,            "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
         }.items():  # fmt: skip
             p[name] = value
         return p
 
-    def _tags(self, steps: int) -> int:
-        """The first tag of a launch: layers of steps have tags that no others had, since memory was cleared last."""
-        of_step = len(self.config.layers) + 1
-        if self._next_tag + steps * of_step > 0xFFFFFFFF:
-            self._next_tag = 1
-            with self._stream:
-                for name in self._arrays:
-                    if name.startswith(memory.ONE):
-                        self._arrays[name].fill(0)
-        first, self._next_tag = self._next_tag, self._next_tag + steps * of_step
-        return first
+    def _clear_tags(self) -> None:
+        with self._stream:
+            for name, array in self._arrays.items():
+                if name.startswith(memory.ONE):
+                    array.fill(0)
 
     def step(self, plan: StepPlan) -> StepResult:
         """One step."""

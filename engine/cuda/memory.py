@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -68,7 +69,7 @@ ONE = "one_"  # before the names of what the kernel for one row has instead
 
 
 def held_words(config: ModelConfig) -> int:
-    """u32 of the widest activations of a projection back into the residual: heads, or a hidden layer with its shared experts."""
+    """u32 of the widest activations of a projection back into the residual: heads, or a hidden layer with shared experts."""
     c = config
     widths = [c.top_k * s.width + c.shared_width if s.mlp == "moe" else s.width for s in c.layers]
     return max(c.heads * c.head_dim, *widths) // 2
@@ -77,6 +78,22 @@ def held_words(config: ModelConfig) -> int:
 def one_row(config: ModelConfig) -> bool:
     """Whether a step of one row has a kernel of its own: such activations must have room in two stages of the ring."""
     return held_words(config) * 4 <= 2 * abi.CHUNK
+
+
+class Tags:
+    """Tags of what one-row steps hand over: a layer of a step has one that no other had since the words were cleared.
+    Backends that share these arrays share this."""
+
+    def __init__(self, of_step: int, clear: Callable[[], None]):
+        self._of_step, self._clear, self._next = of_step, clear, 1
+
+    def take(self, steps: int) -> int:
+        """The first of a launch's."""
+        if self._next + steps * self._of_step > 1 << 32:
+            self._clear()
+            self._next = 1
+        first, self._next = self._next, self._next + steps * self._of_step
+        return first
 
 
 def tagged_arrays(config: ModelConfig, splits: int) -> Arrays:
