@@ -28,7 +28,7 @@ struct Task {
   u32 waits, raises;
   u32 wait[MAX_WAITS], need[MAX_WAITS], wait_arrivals[MAX_WAITS];
   u32 raise[MAX_RAISES], order, routed;  // order: index in the SM's list; routed: routed layers that the list has entered by then
-  u64 unused;
+  u32 storer, next;            // whose it is; index of its next one
 };
 
 struct Layer {
@@ -103,6 +103,7 @@ struct Params {
   u32 head_tile, sample_parts;                // tokens of an LM-head tile; SAMPLE tasks of a row
   u32 tag, pad0;                              // of the first layer of the first step: see tagged.cuh
   u64 normed;                                 // bf16 fragments of [hidden] x 8 for each eight rows: where norms are tasks
+  u64 storer_first;                           // u32[sms, storers]: index of each one's first task
   u64 chosen, chosen_weight;                  // u32[rows, MAX_TOP_K], ascending, f32 of the same: where top-k is a task
 };
 

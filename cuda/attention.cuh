@@ -45,6 +45,11 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
   const Params& p = b.p;
   KeyRange r = walk.keys(t, row_of(t, row));
   u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
+  u32 own_position = walk.position(row_of(t, row)), token = own_position % PAGE;  // in its page
+  // Whether the 16 keys from `first` of the split's page n have the step's own token, which with one row is not read from the page.
+  auto is_fresh = [&](u32 n, u32 first) {
+    return ONE && r.hi > own_position && own_position / PAGE == r.first_page + n && token / 16 == first / 16;
+  };
   const u32* q = q_buffer(b, t, buffer, row) + (lane >> 2) * b.q_stride + (lane & 3);
   float score[2][4];
 #pragma unroll
@@ -59,8 +64,19 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
       const uint4* page = (const uint4*)next_chunk.wait() + (w & 3) * d16 * 32 + lane;
       if ((n & 1) == (w >> 2)) {
         float c[4] = {};
+        bool own = is_fresh(n, (w & 3) * 16) && (lane >> 2) == (token & 7);
 #pragma unroll 2
-        for (u32 k = 0; k < d16; ++k) ptx::mma(c, page[k * 32], q[k * 8], q[k * 8 + 4]);
+        for (u32 k = 0; k < d16; ++k) {
+          uint4 a = page[k * 32];
+#if MK_ROWS == 1
+          if (own) {  // the lane has eight elements of the token's key
+            u32 low = b.s.fresh[buffer][0][k * 8 + (lane & 3)], high = b.s.fresh[buffer][0][k * 8 + (lane & 3) + 4];
+            if (token & 8) a.y = low, a.w = high;
+            else a.x = low, a.z = high;
+          }
+#endif
+          ptx::mma(c, a, q[k * 8], q[k * 8 + 4]);
+        }
         u32 key = (r.first_page + n) * PAGE + (w & 3) * 16 + (lane >> 2);
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
@@ -109,7 +125,16 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
 #pragma unroll
       for (u32 k = 0; k < PAGE / 16; ++k) {
         uint2 pr = b.s.probs[n * 4 + k][lane];
-        ptx::mma(c, page[(w * (PAGE / 16) + k) * 32 + lane], pr.x, pr.y);
+        uint4 a = page[(w * (PAGE / 16) + k) * 32 + lane];
+#if MK_ROWS == 1
+        if (is_fresh(n, k * 16) && (lane & 3) == (token & 7) >> 1) {  // two elements of its value, in rows d and d + 8
+          const u16* v = (const u16*)b.s.fresh[buffer][1] + w * 16 + (lane >> 2);
+          auto put = [&](u32& word, u32 element) { word = token & 1 ? (word & 0xffff) | element << 16 : (word & 0xffff0000) | element; };
+          if (token & 8) put(a.z, v[0]), put(a.w, v[8]);
+          else put(a.x, v[0]), put(a.y, v[8]);
+        }
+#endif
+        ptx::mma(c, a, pr.x, pr.y);
       }
     next_chunk.release();
   }
@@ -179,7 +204,7 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     peak = fmaxf(peak, top);
     for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
     float scale = __expf(last - peak), weight = __expf(top - peak);  // of what is there, and of what comes to it
-    l = l * scale + weight * sum;
+    l = __fmaf_rn(l, scale, weight * sum);
     y.x *= scale, y.y *= scale, y.z *= scale, y.w *= scale;
 #pragma unroll 1
     for (u32 first = 0; first < MERGE_BATCH; first += MERGE_AHEAD) {

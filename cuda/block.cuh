@@ -90,6 +90,9 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
 #else
   float norm[2][ROWS][FEEDERS];        // per pass and row: each feeder's part of the sum
 #endif
+#if MK_ROWS == 1
+  u32 fresh[2][2][64];                 // beside each q buffer: key and value of the step's own token, bf16 pairs
+#endif
   u32 poll_budget;
   Abort* abort;
 #if MK_ROWS > 8
@@ -233,14 +236,22 @@ struct Walker {
   }
 
   // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
-  // from global memory would be fetched anew after each wait; and the words of the next task, `stride` further on, are under way
-  // while this one is done.
-  __device__ __forceinline__ const Task& task(u32 i, u32 first = 0, u32 stride = 1) {
-    const u32* words = (const u32*)(b.tasks() + i) + b.lane;
+  // from global memory would be fetched anew after each wait; and the words of the next task are under way while this one is done.
+  __device__ __forceinline__ const Task& task(u32 i) { return copy(i, i == 0, [&](const Task&) { return i + 1; }); }
+
+  // The same for a storer, whose next one the task names.
+  __device__ __forceinline__ const Task& chained(u32 i, bool first) {
+    return copy(i, first, [](const Task& t) { return t.next; });
+  }
+
+  template <typename NextOf>
+  __device__ __forceinline__ const Task& copy(u32 i, bool first, NextOf next_of) {
+    auto words = [&](u32 task) { return __ldg((const u32*)(b.tasks() + task) + b.lane); };
     Task& to = b.s.task[b.warp][turn ^= 1];
-    ((u32*)&to)[b.lane] = i == first ? __ldg(words) : ahead;
-    if (i + stride < b.count()) ahead = __ldg(words + stride * (sizeof(Task) / 4));
+    ((u32*)&to)[b.lane] = first ? words(i) : ahead;
     __syncwarp();
+    u32 next = next_of(to);
+    if (next < b.count()) ahead = words(next);
     return to;
   }
 

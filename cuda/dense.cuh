@@ -2,20 +2,38 @@
 #pragma once
 #include "attention.cuh"
 
-// Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.
+// Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.  A warp's four
+// products of a chunk wait for one another, so it has its part of the next chunk on the way meanwhile.
+
+#ifndef MK_PIPE
+#define MK_PIPE MK_BULK
+#endif
+static constexpr bool READ_AHEAD = MK_PIPE;  // below sm_90 there are no registers for it
+
+__device__ __forceinline__ void load_fragments(uint4 (&a)[4], const char* chunk, u32 warp, u32 lane) {
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) a[i] = ((const uint4*)chunk)[(warp * 4 + i) * 32 + lane];
+}
 
 template <typename Next>
 __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k16, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4;
   // columns beyond the rows compute what nobody reads
   const u32* x = b.x + min(lane >> 2, b.p.rows - 1) * b.p.x_stride + (lane & 3) + f0 * 8;
+  uint4 a[4];
+  load_fragments(a, next_chunk.wait(), b.warp, lane);
 #pragma unroll 1
-  for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {  // base: this warp's first fragment
-    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+  for (u32 base = 0; base < k16; base += CHUNK_K16, x += CHUNK_K16 * 8) {
+    uint4 next[4];
+    bool more = base + CHUNK_K16 < k16;
+    if (more && READ_AHEAD) load_fragments(next, next_chunk.ahead(), b.warp, lane);
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
-      if (base + i < k16) ptx::mma(c, a[i * 32], x[i * 8], x[i * 8 + 4]);
+      if (base + f0 + i < k16) ptx::mma(c, a[i], x[i * 8], x[i * 8 + 4]);
     next_chunk.release();
+    if (more && !READ_AHEAD) load_fragments(next, next_chunk.wait(), b.warp, lane);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) a[i] = next[i];
   }
 }
 
@@ -84,6 +102,17 @@ __device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row
   return (const float*)p.x + ((layer & 1) * MAX_ROWS + row) * (u64)p.hidden;
 }
 
+// RoPE of a pair.  Spelled out, as all sums of products are that several kernels compute: which is fused must not depend on what is
+// around it.
+__device__ __forceinline__ void rotate(float& one, float& two, float cosine, float sine) {
+  float rotated = __fmaf_rn(one, cosine, -(two * sine));
+  two = __fmaf_rn(two, cosine, one * sine), one = rotated;
+}
+
+__device__ __forceinline__ float sum_of_squares(float4 d) {
+  return __fmaf_rn(d.w, d.w, __fmaf_rn(d.z, d.z, __fmaf_rn(d.x, d.x, __fmul_rn(d.y, d.y))));
+}
+
 // What a tile's last step reads besides the sums: asked for before the tile is finished, because a read takes about a microsecond.
 // QKV: cosine and sine of the tile's columns (v), their pages' numbers (w, as bits).  O_PROJ: x (w), where it adds to it.  *_DOWN: the
 // O projection (v) and x (w).
@@ -145,8 +174,7 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
     if (!READY) one += bias_of(layer.qkv_bias, t.a * p.head_dim + d0), two += bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
     u32 at = walk.position(row);
     if (!READY && kind < 2 && layer.rope) {
-      float cosine = e.v[2 * j], sine = e.v[2 * j + 1], rotated = one * cosine - two * sine;
-      two = two * cosine + one * sine, one = rotated;
+      rotate(one, two, e.v[2 * j], e.v[2 * j + 1]);
     }
     if (kind == 0) {
       u16* q = (u16*)p.q + ((u64)row * p.heads + head) * p.head_dim;

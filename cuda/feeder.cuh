@@ -99,7 +99,7 @@ struct Feeder {
           for (u32 i = 0; i < HELD; ++i) {
             if (base + i * STRIDE + thread >= n) break;
             float4 d = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
-            sum += pass ? d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w : d.x + d.y + d.z + d.w;
+            sum += pass ? sum_of_squares(d) : d.x + d.y + d.z + d.w;
           }
         }
         for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);

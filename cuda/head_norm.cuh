@@ -40,8 +40,7 @@ struct Head {
       one *= w0, two *= w1;
       if (layer.rope && y.n + j < p.rows) {
         float2 cs = __ldg((const float2*)p.rope_table + (u64)walk.position(y.n + j) * half + pair);
-        float rotated = one * cs.x - two * cs.y;
-        two = two * cs.x + one * cs.y, one = rotated;
+        rotate(one, two, cs.x, cs.y);
       }
       v[j] = one, v[j + 2] = two;
     }

@@ -36,7 +36,8 @@ struct Loader {
     return true;
   }
 
-  // Pages of a split: keys first, then values.  A page that this step writes is read only after the counter that says so.
+  // Pages of a split: keys first, then values.  A page that this step writes is read only after the counter that says so (with one
+  // row, attention has its key and value from tagged words).
   __device__ __forceinline__ bool pages(const Task& t, u32 row) {
     KeyRange r = walk.keys(t, row_of(t, row));
     const Layer& layer = b.layers[t.layer];
@@ -45,7 +46,7 @@ struct Loader {
     bool waited = false;
 #pragma unroll 1
     for (u32 i = 0; i < 2 * r.pages; ++i) {
-      if (!waited && i < r.pages && r.first_page + i >= fresh) {  // among the keys, which come first
+      if (!ONE && !waited && i < r.pages && r.first_page + i >= fresh) {  // among the keys, which come first
         if (!walk.wait.counter(layer.qkv_counter + t.c * layer.qkv_step, walk.target(layer.qkv_arrivals, layer.qkv_arrivals), t.id,
                                walk.step))
           return false;

@@ -19,14 +19,19 @@ struct Math {
   struct Next {
     Math& m;
     const Task& t;
-    __device__ __forceinline__ const char* wait() {
+    __device__ __forceinline__ const char* wait() { return wait(m.place); }
+    __device__ __forceinline__ const char* ahead() {  // the one behind it, which is read before this one is released
+      Place place = m.place;
+      place.next(m.b.p.stages);
+      return wait(place);
+    }
+    __device__ __forceinline__ const char* wait(const Place& place) {
       Block& b = m.b;
-      u32 stage = m.place.stage;
-      if (!m.failed && !m.walk.wait.barrier(b.s.full[stage], m.place.phase, t.id, m.walk.step)) m.failed = true;
+      if (!m.failed && !m.walk.wait.barrier(b.s.full[place.stage], place.phase, t.id, m.walk.step)) m.failed = true;
 #if MK_TRACE > 1
       m.last_chunk = ptx::cycles();
 #endif
-      return b.ring + stage * CHUNK;
+      return b.ring + place.stage * CHUNK;
     }
     __device__ __forceinline__ void release() {
       __syncwarp();
@@ -100,14 +105,14 @@ struct Math {
 #if MK_ROWS > 8
   // The next tile of the task's storer, free to be written; null: the launch is given up.
   __device__ __forceinline__ Tile* open(const Task& t) {
-    u32 storer = t.order & (STORERS - 1), n = tiles >> (8 * storer) & 255;
+    u32 storer = t.storer, n = tiles >> (8 * storer) & 255;
     if (!walk.wait.barrier(b.s.tile_empty[storer][n & 1], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return nullptr;
     return &b.s.tile[storer][n & 1];
   }
 
   __device__ __forceinline__ bool close(const Task& t, Tile& tile, bool last) {
     if (failed) return false;
-    u32 storer = t.order & (STORERS - 1), n = tiles >> (8 * storer) & 255;
+    u32 storer = t.storer, n = tiles >> (8 * storer) & 255;
 #if MK_TRACE
     if (in_turn()) {
       if (b.lane == 0) tile.work = walk.work;
@@ -152,7 +157,7 @@ struct Math {
   }
 #else
   __device__ __forceinline__ bool block(const Task& t, u32 index) {
-    u32 storer = t.order & (STORERS - 1), n = tiles >> (8 * storer) & 255, buffer = n & 1;
+    u32 storer = t.storer, n = tiles >> (8 * storer) & 255, buffer = n & 1;
     if (!walk.wait.barrier(b.s.tile_empty[storer][buffer], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return false;
     Tile& tile = b.s.tile[storer][buffer];
     Next next{*this, t};

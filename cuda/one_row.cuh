@@ -47,15 +47,22 @@ template <typename Next>
 __device__ __forceinline__ void multiply(Block& b, float (&c)[4], Parts parts, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4;
   const u32* held = b.q + 2 * TASK_ROWS * ROWS * b.q_stride + f0 * 8 + (lane & 3) * 2;
+  uint4 a[4];
+  load_fragments(a, next_chunk.wait(), b.warp, lane);
 #pragma unroll 1
-  for (u32 n = parts.next(); n; held += n * 8, n = parts.next()) {
-    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+  for (u32 n = parts.next(), more; n; held += n * 8, n = more) {
+    uint4 next[4];
+    more = parts.next();
+    if (more && READ_AHEAD) load_fragments(next, next_chunk.ahead(), b.warp, lane);
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       uint2 x = lane < 4 && f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
-      if (f0 + i < n) ptx::mma(c, a[i * 32], x.x, x.y);
+      if (f0 + i < n) ptx::mma(c, a[i], x.x, x.y);
     }
     next_chunk.release();
+    if (more && !READ_AHEAD) load_fragments(next, next_chunk.wait(), b.warp, lane);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) a[i] = next[i];
   }
 }
 
@@ -101,21 +108,18 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
   if (!READY) {
     first += bias_of(layer.qkv_bias, t.a * p.head_dim + d0), second += bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
     if (kind < 2 && layer.rope) {
-      float cosine = e.v[0], sine = e.v[1], rotated = first * cosine - second * sine;
-      second = second * cosine + first * sine, first = rotated;
+      rotate(first, second, e.v[0], e.v[1]);
     }
   }
   u16 low = to_bf16(first), high = to_bf16(second);
-  if (kind == 0) {
-    u64* q = (u64*)p.q + head * half;  // a word for two elements
-    u32 tag = walk.tag(t.layer), lows = with_next_row(low), highs = with_next_row(high);
-    if (p.interleaved) {
-      if ((b.lane & 3) == 0) ptx::store_tagged(q + pair, low | (u32)high << 16, tag);
-    } else if ((b.lane & 7) == 0) {
-      ptx::store_tagged(q + d0 / 2, lows, tag), ptx::store_tagged(q + d1 / 2, highs, tag);
-    }
-    return;
+  u64* vector = (u64*)p.q + (kind == 0 ? head : p.heads + (kind - 1) * p.kv_heads + head) * half;  // a word for two elements
+  u32 tag = walk.tag(t.layer), lows = with_next_row(low), highs = with_next_row(high);
+  if (p.interleaved) {
+    if ((b.lane & 3) == 0) ptx::store_tagged(vector + pair, low | (u32)high << 16, tag);
+  } else if ((b.lane & 7) == 0) {
+    ptx::store_tagged(vector + d0 / 2, lows, tag), ptx::store_tagged(vector + d1 / 2, highs, tag);
   }
+  if (kind == 0) return;
   if ((b.lane & 3) == 0) {
     u32 at = walk.position(0), number = READY ? page_id(b, 0, at / PAGE) : __float_as_uint(e.w[0]), token = at % PAGE;
     u16* page = (u16*)page_address(p, number, t.layer, head, kind - 1);
@@ -164,7 +168,7 @@ __device__ __forceinline__ void row_store(Block& b, const Task& t, u32 block, co
 
 // -- attention
 
-// Feeder: q of the heads of the KV head.
+// Feeder: q of the heads of the KV head, and where the split has the step's own token, its key and value.
 __device__ __forceinline__ bool attention_feed(Block& b, const Task& t, const Walker& walk, u32 buffer, u32 thread, u32& polls) {
   const Params& p = b.p;
   u32 group = p.heads / p.kv_heads, words = p.head_dim / 2, n = group * words / 2;
@@ -179,6 +183,12 @@ __device__ __forceinline__ bool attention_feed(Block& b, const Task& t, const Wa
     u32 at = (thread + i * FEEDERS * 32) * 2, h = at / words;
     if (at < 2 * n) *(uint2*)(to + h * b.q_stride + at - h * words) = make_uint2(v[i].x, v[i].z);
   }
+  if (walk.keys(t, 0).hi <= walk.position(0)) return true;
+  u32 value = thread * 2 >= words, at = thread * 2 - value * words;  // two words of the key, or of the value
+  const u64* own = (const u64*)p.q + (p.heads + value * p.kv_heads + t.c) * words + at;
+  uint4 w[1];
+  if (!read_tagged(walk, t, 0, walk.tag(t.layer), w, polls, [&](u32) { return thread < words; }, [&](u32) { return own; })) return false;
+  if (thread < words) *(uint2*)(b.s.fresh[buffer][value] + at) = make_uint2(w[0].x, w[0].z);
   return true;
 }
 
@@ -219,7 +229,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
   }
 }
 
-// Storer: as merge, of 32 elements of a head, one a lane; two batches are read together.  `ready()`: all is there.
+// Storer: as merge, of 32 elements of a head, one a lane.  `ready()`: all is there.
 template <typename Ready>
 __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& walk, u32& polls, Ready ready) {
   const Params& p = b.p;
@@ -230,29 +240,21 @@ __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& wal
   bool works = d < p.head_dim;
   float peak = NEG_INF, l = 0, y = 0;
 #pragma unroll 1
-  for (u32 base = 0; base < splits; base += 2 * MERGE_BATCH) {
+  for (u32 base = 0; base < splits; base += MERGE_BATCH) {
     uint4 ends[1];
-    uint2 v[2 * MERGE_BATCH];
-    u32 there = min(2 * MERGE_BATCH, splits - base);
-    if (!read_tagged(walk, t, 0, tag, ends, polls, [&](u32) { return lane < there; }, [&](u32) { return ends_of + base * 2; }) ||
-        !read_tagged(walk, t, 0, tag, v, polls, [&](u32 i) { return i < there && works; },
-                     [&](u32 i) { return out + (base + i) * p.head_dim; }))
+    uint2 v[MERGE_BATCH];
+    u32 n = min(MERGE_BATCH, splits - base);
+    if (!read_tagged(walk, t, 0, tag, ends, polls, [&](u32) { return lane < n; }, [&](u32) { return ends_of + base * 2; }) ||
+        !read_tagged(walk, t, 0, tag, v, polls, [&](u32 i) { return i < n && works; }, [&](u32 i) { return out + (base + i) * p.head_dim; }))
       return false;
+    float top = lane < n ? __uint_as_float(ends[0].x) : NEG_INF, sum = lane < n ? __uint_as_float(ends[0].z) : 0, last = peak;
+    peak = fmaxf(peak, top);
+    for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
+    float scale = __expf(last - peak), weight = __expf(top - peak);
+    l = __fmaf_rn(l, scale, weight * sum);
+    y *= scale;
 #pragma unroll
-    for (u32 batch = 0; batch < 2; ++batch) {
-      u32 first = batch * MERGE_BATCH, n = there > first ? min(MERGE_BATCH, there - first) : 0;
-      float top = __uint_as_float(__shfl_sync(~0u, ends[0].x, (lane + first) & 31)), sum = __uint_as_float(__shfl_sync(~0u, ends[0].z, (lane + first) & 31));
-      if (n == 0) break;
-      if (lane >= n) top = NEG_INF, sum = 0;
-      float last = peak;
-      peak = fmaxf(peak, top);
-      for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
-      float scale = __expf(last - peak), weight = __expf(top - peak);
-      l = l * scale + weight * sum;
-      y *= scale;
-#pragma unroll
-      for (u32 i = 0; i < MERGE_BATCH; ++i) y += __shfl_sync(~0u, weight, i) * __uint_as_float(v[first + i].x);
-    }
+    for (u32 i = 0; i < MERGE_BATCH; ++i) y += __shfl_sync(~0u, weight, i) * __uint_as_float(v[i].x);
   }
   ready();
   for (u32 o = 16; o; o >>= 1) l += __shfl_xor_sync(~0u, l, o);

@@ -3,11 +3,6 @@
 #include "dense.cuh"
 #include "routing.cuh"
 
-// The compiler fuses the feeders' sum of squares in this way (seen in the machine code); here it is spelled out.
-__device__ __forceinline__ float sum_of_squares(float4 d) {
-  return __fmaf_rn(d.w, d.w, __fmaf_rn(d.z, d.z, __fmaf_rn(d.x, d.x, __fmul_rn(d.y, d.y))));
-}
-
 // Norm of a row of x (or of mid, t.c) into B fragments, by a warp that does what three feeders do for a row together, each in turn, so
 // that sums are added in the same order: of threads, then lanes, then warps.
 struct RowNorm {

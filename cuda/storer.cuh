@@ -1,5 +1,5 @@
 // The storers: reduce a finished tile in fixed order, do the op's last step, store, signal, leave the record.  Tasks without
-// products (EMBED, MERGE, PICK) are theirs alone.  Task i of the SM's list belongs to storer i mod 4.
+// products (EMBED, MERGE, PICK) are theirs alone.  The host says whose each task is (engine/cuda/program.py).
 #pragma once
 #include "dense.cuh"
 #if MK_SAMPLING
@@ -18,9 +18,11 @@ struct Storer {
   Walker walk;
   u32 index, tiles = 0;
   u32 routed;  // routed layers of the whole list
+  u32 first;   // of the list's tasks that are this storer's
 
   __device__ __forceinline__ explicit Storer(Block& block) : b(block), walk(block, ROLE_STORER), index(block.warp - STORER0) {
     routed = b.count() ? b.tasks()[b.count() - 1].routed : 0;
+    first = __ldg((const u32*)b.p.storer_first + b.sm * STORERS + index);
 #if MK_TRACE
     if (b.lane == 0)
       ring() = mkviz::Ring((Record*)b.p.records, (Live*)b.p.live, (const u64*)b.p.limit, b.p.ring_capacity, b.sm * STORERS + index);
@@ -388,8 +390,11 @@ struct Storer {
         if ((walk.step & 31) == 0) ring().anchor(step_number());
       }
 #endif
-      for (u32 i = index; i < b.count(); i += STORERS)
-        if (!task(walk.task(i, index, STORERS))) return;
+      for (u32 i = first; i < b.count();) {
+        const Task& t = walk.chained(i, i == first);
+        i = t.next;
+        if (!task(t)) return;
+      }
       if (!enter(routed, mkviz::NO_TASK)) return;
 #if MK_TRACE
       if (b.lane == 0) ring().step(step_number() + 1);

@@ -32,7 +32,7 @@ def _words(names: str, kind: str) -> list[tuple[str, str]]:
 TASK = _struct(
     *_words("id op layer slot tile a b c d k16 blocks tail", "<u4"), *_words("weight stride weight2", "<u8"),
     *_words("waits raises", "<u4"), ("wait", "<u4", 2), ("need", "<u4", 2), ("wait_arrivals", "<u4", 2), ("raise", "<u4", 2),
-    *_words("order routed", "<u4"), ("unused", "<u8"),
+    *_words("order routed storer next", "<u4"),
 )  # fmt: skip
 LAYER = _struct(
     *_words("norm norm2 qkv_bias o_bias gate_bias up_bias down_bias", "<u8"),
@@ -58,7 +58,7 @@ PARAMS = _struct(
             "renormalise shared_average stages x_stride picked_counter picked_arrivals step_high delay_seed", "<u4"),
     *_words("eps logit_scale attention_scale", "<f4"), ("held", "<u4"),
     *_words("head_scratch sampling told tile_sums model_sums candidates weighed cursor", "<u8"),
-    *_words("head_tile sample_parts tag pad0", "<u4"), *_words("normed chosen chosen_weight", "<u8"),
+    *_words("head_tile sample_parts tag pad0", "<u4"), *_words("normed storer_first chosen chosen_weight", "<u8"),
 )  # fmt: skip
 
 STRUCTS = {

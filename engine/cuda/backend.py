@@ -214,6 +214,7 @@ class CudaBackend:
         with self._stream:
             arrays = {
                 "tasks": xp.asarray(program.tasks.view(np.uint8)), "task_ptr": xp.asarray(program.task_ptr),
+                "storer_first": xp.asarray(program.storer_first),
                 "layers": xp.asarray(program.layers.view(np.uint8)),
                 "counters": xp.zeros(len(program.graph.counters) * LINE, xp.uint32),
             }  # fmt: skip

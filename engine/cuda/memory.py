@@ -101,7 +101,7 @@ def tagged_arrays(config: ModelConfig, splits: int) -> Arrays:
     c, u64 = config, np.uint64
     moe, dense = widths(c)
     return {
-        "x": (u64, (c.hidden,)), "mid": (u64, (c.hidden,)), "q": (u64, (c.heads, c.head_dim // 2)),
+        "x": (u64, (c.hidden,)), "mid": (u64, (c.hidden,)), "q": (u64, (c.heads + 2 * c.kv_heads, c.head_dim // 2)),
         "part_out": (u64, (c.heads, splits, c.head_dim)), "part_max": (u64, (c.heads, splits, 2)),
         "attention": (u64, (c.heads * c.head_dim // 2,)), "router_logits": (u64, (max(1, c.experts),)),
         "expert_hidden": (u64, (max(1, c.top_k * moe // 2),)), "dense_hidden": (u64, (max(1, dense // 2),)),

@@ -8,23 +8,26 @@ import numpy as np
 
 from engine.builder import OP, StepGraph, layer_splits
 from engine.config import ModelConfig
-from engine.cuda.abi import LAYER, TASK
+from engine.cuda.abi import LAYER, STORERS, TASK
 from engine.cuda.weights import PackedWeights
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.schedule import Schedule
 
 _ROUTED = [OP["expert_up"], OP["expert_down"]]
+_VECTOR = [OP[name] for name in ("embed", "merge", "pick", "sample", "norm", "top_k")]  # no products: a storer alone does them
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """``tasks`` TASK[n] in the order of the SMs' lists, ``task_ptr`` u32[sms + 1], ``layers`` LAYER[layers]."""
+    """``tasks`` TASK[n] in the order of the SMs' lists, ``task_ptr`` u32[sms + 1], ``storer_first`` u32[sms, storers]: index in
+    the SM's list of each storer's first task, ``layers`` LAYER[layers]."""
 
     graph: Graph
     schedule: Schedule
     tasks: np.ndarray
     task_ptr: np.ndarray
+    storer_first: np.ndarray
     layers: np.ndarray
     picked_counter: int
     head_tiles: int
@@ -77,12 +80,30 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
             router = index[f"router.{i}" if f"top_k.{i}" not in index else f"top_k.{i}"]
             layer["router_counter"], layer["router_arrivals"] = router, g.arrivals[router]
     ordered = tasks[schedule.order]
+    storer_first = np.zeros((schedule.sms, STORERS), np.uint32)
     for sm in range(schedule.sms):
         a, b = schedule.order_ptr[sm], schedule.order_ptr[sm + 1]
         ordered["order"][a:b] = np.arange(b - a)
         ordered["routed"][a:b] = _routed_layers(ordered[a:b])
+        storer_first[sm] = _assign_storers(ordered[a:b])
     head_tiles = int((g.op == OP["lm_head"]).sum())
-    return Program(g, schedule, ordered, schedule.order_ptr.astype(np.uint32), layers, index["picked"], head_tiles)
+    return Program(g, schedule, ordered, schedule.order_ptr.astype(np.uint32), storer_first, layers, index["picked"], head_tiles)
+
+
+def _assign_storers(tasks: np.ndarray) -> np.ndarray:
+    """Say of each task of an SM's list whose it is and where his next one stands; the index of each storer's first.
+
+    The last storer has the tasks without products, the others finished tiles in turn: a merge waits for other SMs, and tiles
+    of experts behind it would wait with it, or it with them.
+    """
+    vector = np.isin(tasks["op"], _VECTOR)
+    tasks["storer"] = np.where(vector, STORERS - 1, (np.cumsum(~vector) - 1) % (STORERS - 1))
+    first = np.full(STORERS, len(tasks), np.uint32)
+    for storer in range(STORERS):
+        mine = np.flatnonzero(tasks["storer"] == storer)
+        tasks["next"][mine] = np.append(mine[1:], len(tasks))[: len(mine)]
+        first[storer] = mine[0] if len(mine) else len(tasks)
+    return first
 
 
 def _routed_layers(tasks: np.ndarray) -> np.ndarray:
