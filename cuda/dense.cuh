@@ -2,38 +2,20 @@
 #pragma once
 #include "attention.cuh"
 
-// Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.  A warp's four
-// products of a chunk wait for one another, so it has its part of the next chunk on the way meanwhile.
-
-#ifndef MK_PIPE
-#define MK_PIPE MK_BULK
-#endif
-static constexpr bool READ_AHEAD = MK_PIPE;  // below sm_90 there are no registers for it
-
-__device__ __forceinline__ void load_fragments(uint4 (&a)[4], const char* chunk, u32 warp, u32 lane) {
-#pragma unroll
-  for (u32 i = 0; i < 4; ++i) a[i] = ((const uint4*)chunk)[(warp * 4 + i) * 32 + lane];
-}
+// Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.
 
 template <typename Next>
 __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k16, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4;
   // columns beyond the rows compute what nobody reads
   const u32* x = b.x + min(lane >> 2, b.p.rows - 1) * b.p.x_stride + (lane & 3) + f0 * 8;
-  uint4 a[4];
-  load_fragments(a, next_chunk.wait(), b.warp, lane);
 #pragma unroll 1
-  for (u32 base = 0; base < k16; base += CHUNK_K16, x += CHUNK_K16 * 8) {
-    uint4 next[4];
-    bool more = base + CHUNK_K16 < k16;
-    if (more && READ_AHEAD) load_fragments(next, next_chunk.ahead(), b.warp, lane);
+  for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {  // base: this warp's first fragment
+    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
-      if (base + f0 + i < k16) ptx::mma(c, a[i], x[i * 8], x[i * 8 + 4]);
+      if (base + i < k16) ptx::mma(c, a[i * 32], x[i * 8], x[i * 8 + 4]);
     next_chunk.release();
-    if (more && !READ_AHEAD) load_fragments(next, next_chunk.wait(), b.warp, lane);
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) a[i] = next[i];
   }
 }
 

@@ -68,14 +68,14 @@ struct Feeder {
     auto load_x = [&](u32, u32 base) {
       const u64* from = (const u64*)(second ? p.mid : p.x);
 #pragma unroll
-      for (u32 i = 0; i < HELD; i += 2) {
-        uint4 w[4];
-        u32 element = base + i * STRIDE + thread;  // the first of two
+      for (u32 i = 0; i < HELD; i += 3) {
+        uint4 w[6];
+        u32 element = base + i * STRIDE + thread;  // the first of three
         auto mine = [&](u32 k) { return element + (k >> 1) * STRIDE < n; };
         auto at = [&](u32 k) { return from + (element + (k >> 1) * STRIDE) * 4 + (k & 1) * 2; };
         if (!read_tagged(walk, t, 0, walk.tag(layer), w, polls, mine, at)) return false;
 #pragma unroll
-        for (u32 k = 0; k < 2; ++k)
+        for (u32 k = 0; k < 3; ++k)
           v[i + k] = make_float4(__uint_as_float(w[2 * k].x), __uint_as_float(w[2 * k].z), __uint_as_float(w[2 * k + 1].x),
                                  __uint_as_float(w[2 * k + 1].z));
       }

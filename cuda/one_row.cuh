@@ -8,37 +8,32 @@ namespace one {
 
 // -- products
 
-// Math: the activations of a projection back into the residual, by every warp those of its own fragments: two words a lane at a time,
-// into shared memory.  `v` has the parts, `w` the tail.  A warp polls with one access and reads the rest when that is there.
+// Where a warp holds the activations that its own fragments meet: 32 words for each chunk of weights, nobody else's.
+__device__ __forceinline__ u32* held_words(const Block& b) { return b.q + 2 * TASK_ROWS * ROWS * b.q_stride + b.warp * (b.p.held / MATH_WARPS); }
+
+// Math: the activations of a projection back into the residual, from tagged words to there, two words a lane at a time.  `v` has the
+// parts, `w` the tail.
 __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& walk, const u64* v, const u64* w, const Parts& parts, u32& polls) {
   u32 piece = b.lane & 15, chunks = (parts.k16 + CHUNK_K16 - 1) / CHUNK_K16, f0 = b.warp * 4;
-  u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights, of which this warp has four fragments each
-  u32* held = b.q + 2 * TASK_ROWS * ROWS * b.q_stride;                      // eight words a fragment
-  constexpr u32 NOWHERE = ~0u;
-  u32 tail_at = parts.parts * parts.k16 * 8;  // where the tail begins, among the words held
-  auto place = [&](u32 i) {
-    u32 part = min(i / chunks, parts.parts), k = (i - part * chunks) * CHUNK_K16 + f0;
-    return i < n && k + (piece >> 2) < (part < parts.parts ? parts.k16 : parts.tail) ? (part * parts.k16 + k) * 8 + piece * 2 : NOWHERE;
-  };
-  u32 tag = walk.tag(t.layer);
-  auto some = [&](auto& words, u32 first) {
-    constexpr u32 N = sizeof(words) / sizeof(words[0]);
-    u32 to[N];
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) to[i] = place(first + i * 2 + (b.lane >> 4));
-    auto mine = [&](u32 i) { return to[i] != NOWHERE; };
-    auto at = [&](u32 i) { return to[i] < tail_at ? v + to[i] : w + (to[i] - tail_at); };
-    if (!read_tagged(walk, t, 0, tag, words, polls, mine, at)) return false;
-#pragma unroll
-    for (u32 i = 0; i < N; ++i)
-      if (mine(i)) *(uint2*)(held + to[i]) = make_uint2(words[i].x, words[i].z);
-    return true;
-  };
-  uint4 one[1], four[4];
-  if (!some(one, 0)) return false;
+  u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
+  u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
+  u32* held = held_words(b) + odd * 32 + piece * 2;
 #pragma unroll 1
-  for (u32 first = 2; first < n; first += 8)
-    if (!some(four, first)) return false;
+  for (u32 first = 0; first < n; first += 16) {
+    uint4 words[8];
+    const u64* from[8];
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+      u32 chunk = first + i * 2 + odd, part = min(chunk / chunks, parts.parts), k = (chunk - part * chunks) * CHUNK_K16 + f0;
+      bool mine = chunk < n && k + (piece >> 2) < (part < parts.parts ? parts.k16 : parts.tail);
+      from[i] = mine ? (part < parts.parts ? v + part * parts.k16 * 8 : w) + k * 8 + piece * 2 : nullptr;
+    }
+    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, [&](u32 i) { return from[i] != nullptr; }, [&](u32 i) { return from[i]; }))
+      return false;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i)
+      if (from[i]) *(uint2*)(held + (first + i * 2) * 32) = make_uint2(words[i].x, words[i].z);
+  }
   __syncwarp();
   return true;
 }
@@ -46,23 +41,16 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
 template <typename Next>
 __device__ __forceinline__ void multiply(Block& b, float (&c)[4], Parts parts, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4;
-  const u32* held = b.q + 2 * TASK_ROWS * ROWS * b.q_stride + f0 * 8 + (lane & 3) * 2;
-  uint4 a[4];
-  load_fragments(a, next_chunk.wait(), b.warp, lane);
+  const u32* held = held_words(b) + (lane & 3) * 2;
 #pragma unroll 1
-  for (u32 n = parts.next(), more; n; held += n * 8, n = more) {
-    uint4 next[4];
-    more = parts.next();
-    if (more && READ_AHEAD) load_fragments(next, next_chunk.ahead(), b.warp, lane);
+  for (u32 n = parts.next(); n; held += 32, n = parts.next()) {
+    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
       uint2 x = lane < 4 && f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
-      if (f0 + i < n) ptx::mma(c, a[i], x.x, x.y);
+      if (f0 + i < n) ptx::mma(c, a[i * 32], x.x, x.y);
     }
     next_chunk.release();
-    if (more && !READ_AHEAD) load_fragments(next, next_chunk.wait(), b.warp, lane);
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) a[i] = next[i];
   }
 }
 
@@ -174,21 +162,20 @@ __device__ __forceinline__ bool attention_feed(Block& b, const Task& t, const Wa
   u32 group = p.heads / p.kv_heads, words = p.head_dim / 2, n = group * words / 2;
   u32* to = b.q + buffer * ROWS * b.q_stride;
   const u64* from = (const u64*)p.q + t.c * group * words;
-  uint4 v[3];  // at most 8 heads x 64 words
+  bool own = walk.keys(t, 0).hi > walk.position(0) && thread < words;
+  u32 value = thread * 2 >= words, place = thread * 2 - value * words;  // two words of the token's key, or of its value
+  const u64* own_from = (const u64*)p.q + (p.heads + value * p.kv_heads + t.c) * words + place;
+  uint4 v[4];  // at most 8 heads x 64 words, and two of the token
   static_assert(3 * 2 * FEEDERS * 32 >= 8 * 64, "all of q at once");
-  auto mine = [&](u32 i) { return thread + i * FEEDERS * 32 < n; };
-  if (!read_tagged(walk, t, 0, walk.tag(t.layer), v, polls, mine, [&](u32 i) { return from + (thread + i * FEEDERS * 32) * 2; })) return false;
+  auto mine = [&](u32 i) { return i == 3 ? own : thread + i * FEEDERS * 32 < n; };
+  if (!read_tagged(walk, t, 0, walk.tag(t.layer), v, polls, mine, [&](u32 i) { return i == 3 ? own_from : from + (thread + i * FEEDERS * 32) * 2; }))
+    return false;
 #pragma unroll
   for (u32 i = 0; i < 3; ++i) {
     u32 at = (thread + i * FEEDERS * 32) * 2, h = at / words;
     if (at < 2 * n) *(uint2*)(to + h * b.q_stride + at - h * words) = make_uint2(v[i].x, v[i].z);
   }
-  if (walk.keys(t, 0).hi <= walk.position(0)) return true;
-  u32 value = thread * 2 >= words, at = thread * 2 - value * words;  // two words of the key, or of the value
-  const u64* own = (const u64*)p.q + (p.heads + value * p.kv_heads + t.c) * words + at;
-  uint4 w[1];
-  if (!read_tagged(walk, t, 0, walk.tag(t.layer), w, polls, [&](u32) { return thread < words; }, [&](u32) { return own; })) return false;
-  if (thread < words) *(uint2*)(b.s.fresh[buffer][value] + at) = make_uint2(w[0].x, w[0].z);
+  if (own) *(uint2*)(b.s.fresh[buffer][value] + place) = make_uint2(v[3].x, v[3].z);
   return true;
 }
 
@@ -239,15 +226,19 @@ __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& wal
   const u64 *out = (const u64*)p.part_out + at * p.head_dim + d, *ends_of = (const u64*)p.part_max + (at + lane) * 2;
   bool works = d < p.head_dim;
   float peak = NEG_INF, l = 0, y = 0;
+  uint4 ends = {};  // of 32 splits, one a lane: read with the first batch of them
 #pragma unroll 1
   for (u32 base = 0; base < splits; base += MERGE_BATCH) {
-    uint4 ends[1];
-    uint2 v[MERGE_BATCH];
-    u32 n = min(MERGE_BATCH, splits - base);
-    if (!read_tagged(walk, t, 0, tag, ends, polls, [&](u32) { return lane < n; }, [&](u32) { return ends_of + base * 2; }) ||
-        !read_tagged(walk, t, 0, tag, v, polls, [&](u32 i) { return i < n && works; }, [&](u32 i) { return out + (base + i) * p.head_dim; }))
-      return false;
-    float top = lane < n ? __uint_as_float(ends[0].x) : NEG_INF, sum = lane < n ? __uint_as_float(ends[0].z) : 0, last = peak;
+    uint2 v[MERGE_BATCH + 2];  // and the halves of its end
+    u32 n = min(MERGE_BATCH, splits - base), in_ends = base % (2 * MERGE_BATCH);
+    bool reads_ends = in_ends == 0 && lane < min(2 * MERGE_BATCH, splits - base);
+    auto mine = [&](u32 i) { return i < MERGE_BATCH ? i < n && works : reads_ends; };
+    auto at = [&](u32 i) { return i < MERGE_BATCH ? out + (base + i) * p.head_dim : ends_of + base * 2 + (i - MERGE_BATCH); };
+    if (!read_tagged(walk, t, 0, tag, v, polls, mine, at)) return false;
+    if (in_ends == 0) ends = make_uint4(v[MERGE_BATCH].x, 0, v[MERGE_BATCH + 1].x, 0);
+    float top = __uint_as_float(__shfl_sync(~0u, ends.x, (lane + in_ends) & 31)), sum = __uint_as_float(__shfl_sync(~0u, ends.z, (lane + in_ends) & 31));
+    float last = peak;
+    if (lane >= n) top = NEG_INF, sum = 0;
     peak = fmaxf(peak, top);
     for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
     float scale = __expf(last - peak), weight = __expf(top - peak);

@@ -297,6 +297,8 @@ struct Storer {
 #endif
   }
 
+  static constexpr u32 HEADS_EVERY = 8;  // records of tasks that need no fence of their own
+
   // Whether all that the task leaves is tagged words: then its counter tells nobody but a report of a stuck launch.
   __device__ __forceinline__ bool hands_over(const Task& t) const {
     return t.op != LM_HEAD && t.op != PICK && t.op != SAMPLE && !(t.op == QKV && t.a >= b.p.heads);
@@ -349,16 +351,14 @@ struct Storer {
     __syncwarp();
     if (b.lane == 0) {
       bool early = ONE && hands_over(t);
+      if (!early) ptx::fence();
 #if MK_TRACE
       u32 publish = ptx::cycles();
 #endif
-      if (MK_TRACE || !early) ptx::fence();  // of records, or of what is read by who waits for the counter
-#if MK_TRACE
-      if (!early) publish = ptx::cycles();
-#endif
       for (u32 i = 0; i < t.raises; ++i) ptx::add_relaxed((u32*)b.p.counters + t.raise[i] * 32);
 #if MK_TRACE
-      ring().publish();  // what is written down from here on delays no consumer
+      if (early && ring().head % HEADS_EVERY == 0) ptx::fence();
+      if (!early || ring().head % HEADS_EVERY == 0) ring().publish();  // what is written down from here on delays no consumer
       if (vector) alone.begin = alone.ready;
       else if (!worked) alone = {0, (u32)ptx::global_ns(), publish, publish, publish, publish, publish, mkviz::NO_WAIT, 0, 0};
       record(t, vector || !worked ? alone : stamp_of(b, work), publish, worked ? mkviz::TASK : mkviz::SKIPPED, vector);

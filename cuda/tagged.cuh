@@ -24,7 +24,7 @@ __device__ __noinline__ bool poll_again(u32 polls, const Params& p, const Task& 
 // mine(i): whether the lane has an i-th one; at(i): where.  `polls` counts.  False: the launch is given up.
 template <typename V, u32 N, typename Mine, typename At>
 __device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at) {
-  for (;; ++polls) {
+  for (;;) {
     bool there = true;
 #pragma unroll
     for (u32 i = 0; i < N; ++i) {
@@ -34,7 +34,21 @@ __device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u
 #pragma unroll
     for (u32 i = 0; i < N; ++i) there = there && (!mine(i) || tagged(v[i], tag));
     if (__ballot_sync(~0u, there) == ~0u) return true;
-    if (!poll_again(polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
+    if (N <= 6) {
+      if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
+      continue;
+    }
+    // Many: one that was not there is polled until it is, and then all are read anew.  Polls of all take bandwidth from the weights.
+    const u64* missing = nullptr;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i)
+      if (mine(i) && !tagged(v[i], tag)) missing = at(i);
+    for (bool here = false; __ballot_sync(~0u, here) != ~0u;) {
+      if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
+      V word = V();
+      if (missing) load_tagged(word, missing);
+      here = !missing || tagged(word, tag);
+    }
   }
 }
 
