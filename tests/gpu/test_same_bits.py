@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 REPEATS = 200
 INPUTS = {"rope_table", "abort", "stop", "go", "page_table", "kv"}  # what a step reads and has not written itself
-NAN16, ONES32 = 0x7FFF, 0xFFFFFFFF
+NAN16, ONES32, ONES64 = 0x7FFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
 
 def prompts(backend, lengths, seed=0):
