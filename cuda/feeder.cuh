@@ -9,6 +9,7 @@ struct Feeder {
   u32 x_tag = ~0u, x_last = 0;    // what the resident activations are (layer, norm), and the last task that reads them
   u32 q_next = 0, q_last = 0, q_before = 0;  // attention tasks so far; the last two tasks that read a q buffer
   u32 x_step = ~0u;
+  u32 heads_layer = ~0u, heads_step = ~0u, heads_last = 0;  // the heads in shared memory, and the last task that reads them
   u32 seen[2] = {NO_COUNTER, NO_COUNTER}, seen_step = ~0u;  // counters that were there in this step, the last two
 
   __device__ __forceinline__ explicit Feeder(Block& block)
@@ -67,18 +68,21 @@ struct Feeder {
     u32 polls = 0;
     auto load_x = [&](u32, u32 base) {
       const u64* from = (const u64*)(second ? p.mid : p.x);
-#pragma unroll
-      for (u32 i = 0; i < HELD; i += 3) {
-        uint4 w[6];
-        u32 element = base + i * STRIDE + thread;  // the first of three
+      auto some = [&](auto& w, u32 first) {  // of the thread's float4 from the first on, two accesses each
+        constexpr u32 N = sizeof(w) / sizeof(w[0]);
+        u32 element = base + first * STRIDE + thread;
         auto mine = [&](u32 k) { return element + (k >> 1) * STRIDE < n; };
         auto at = [&](u32 k) { return from + (element + (k >> 1) * STRIDE) * 4 + (k & 1) * 2; };
         if (!read_tagged(walk, t, 0, walk.tag(layer), w, polls, mine, at)) return false;
 #pragma unroll
-        for (u32 k = 0; k < 3; ++k)
-          v[i + k] = make_float4(__uint_as_float(w[2 * k].x), __uint_as_float(w[2 * k].z), __uint_as_float(w[2 * k + 1].x),
-                                 __uint_as_float(w[2 * k + 1].z));
-      }
+        for (u32 k = 0; k < N / 2; ++k)
+          v[first + k] = make_float4(__uint_as_float(w[2 * k].x), __uint_as_float(w[2 * k].z), __uint_as_float(w[2 * k + 1].x),
+                                     __uint_as_float(w[2 * k + 1].z));
+        return true;
+      };
+      uint4 one[2], two[4], three[6];  // all SMs poll this: a little of it, until that is there
+      static_assert(HELD == 1 + 2 + 3, "what a thread holds");
+      if (!some(one, 0) || !some(two, 1) || !some(three, 3)) return false;
       ready(polls);
       return true;
     };
@@ -172,7 +176,8 @@ struct Feeder {
       fresh = true;
       load_weight(norm_weight, layer, second, 0);  // under way while the counters are awaited
     }
-    bool works = fresh || t.op == ATTENTION, known = !works && thread >= 32;  // who has nothing to do leaves the wait to warp 0
+    bool works = fresh || t.op == ATTENTION || (ONE && t.op == O_PROJ && (heads_layer != t.layer || heads_step != walk.step));
+    bool known = !works && thread >= 32;  // who has nothing to do leaves the wait to warp 0
     if (!known) {
       known = true;
       for (u32 i = 0; i < t.waits; ++i) known = known && (t.wait[i] == seen[0] || t.wait[i] == seen[1]);
@@ -210,6 +215,17 @@ struct Feeder {
 #endif
       q_before = q_last, q_last = walk.work + 1, ++q_next;
     }
+#if MK_ROWS == 1
+    if (t.op == O_PROJ) {
+      if (heads_layer != t.layer || heads_step != walk.step) {
+        u32 polls = 0;
+        if (!finished(heads_last, t) || !one::gather_heads(b, t, walk, thread, polls)) return false;
+        ready(polls);
+        heads_layer = t.layer, heads_step = walk.step;
+      }
+      heads_last = walk.work + 1;
+    }
+#endif
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.ready[walk.work % SLOTS]));
     ++walk.work;

@@ -87,9 +87,9 @@ struct Math {
   __device__ __forceinline__ Parts parts_of(const Task& t) const { return Parts(t.k16, t.op == EXPERT_DOWN ? walk.routing().count : 1, t.tail); }
 
 #if MK_ROWS == 1
-  // Its activations, which nobody awaits but who needs them.
+  // A hidden layer, which nobody awaits but who needs it.
   __device__ __forceinline__ bool gather(const Task& t) {
-    if (t.op != O_PROJ && t.op != DENSE_DOWN && t.op != EXPERT_DOWN) return true;
+    if (t.op != DENSE_DOWN && t.op != EXPERT_DOWN) return true;
     u32 polls = 0;
     if (!one::gather(b, t, walk, (const u64*)activations(t), (const u64*)b.p.shared_hidden, parts_of(t), polls)) return false;
 #if MK_TRACE
@@ -175,7 +175,7 @@ struct Math {
         u64 v = activations(t);
         Parts parts = parts_of(t);
 #if MK_ROWS == 1
-        one::multiply(b, c, parts, next);
+        one::multiply(b, c, t.op == O_PROJ, parts, next);
 #else
         multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
 #endif

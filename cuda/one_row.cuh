@@ -8,16 +8,43 @@ namespace one {
 
 // -- products
 
-// Where a warp holds the activations that its own fragments meet: 32 words for each chunk of weights, nobody else's.
-__device__ __forceinline__ u32* held_words(const Block& b) { return b.q + 2 * TASK_ROWS * ROWS * b.q_stride + b.warp * (b.p.held / MATH_WARPS); }
+// What projections back into the residual read lies in shared memory behind the q buffers: all heads, eight words a fragment, which the
+// feeders bring while math is at the experts; and a hidden layer, which math brings when it needs it, each warp for itself: 32 words for
+// each chunk of weights, of its own four fragments.
+__device__ __forceinline__ u32* heads_held(const Block& b) { return b.q + 2 * TASK_ROWS * ROWS * b.q_stride; }
+__device__ __forceinline__ u32 heads_words(const Params& p) { return p.heads * p.head_dim / 2; }
+__device__ __forceinline__ u32* hidden_held(const Block& b) {
+  return heads_held(b) + heads_words(b.p) + b.warp * ((b.p.held - heads_words(b.p)) / MATH_WARPS);
+}
 
-// Math: the activations of a projection back into the residual, from tagged words to there, two words a lane at a time.  `v` has the
-// parts, `w` the tail.
+// Feeders: the heads.  They are awaited for long, so by one access a thread.
+__device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walker& walk, u32 thread, u32& polls) {
+  constexpr u32 STRIDE = FEEDERS * 32;
+  u32 n = heads_words(b.p) / 2;
+  auto some = [&](auto& words, u32 first) {
+    constexpr u32 N = sizeof(words) / sizeof(words[0]);
+    auto mine = [&](u32 i) { return first + thread + i * STRIDE < n; };
+    auto at = [&](u32 i) { return (const u64*)b.p.attention + (first + thread + i * STRIDE) * 2; };
+    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, mine, at)) return false;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i)
+      if (mine(i)) *(uint2*)(heads_held(b) + (first + thread + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
+    return true;
+  };
+  uint4 one[1], more[5];
+  if (!some(one, 0)) return false;
+#pragma unroll 1
+  for (u32 first = STRIDE; first < n; first += 5 * STRIDE)
+    if (!some(more, first)) return false;
+  return true;
+}
+
+// Math: a hidden layer, two words a lane at a time.  `v` has the parts, `w` the tail.
 __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& walk, const u64* v, const u64* w, const Parts& parts, u32& polls) {
   u32 piece = b.lane & 15, chunks = (parts.k16 + CHUNK_K16 - 1) / CHUNK_K16, f0 = b.warp * 4;
   u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
   u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
-  u32* held = held_words(b) + odd * 32 + piece * 2;
+  u32* held = hidden_held(b) + odd * 32 + piece * 2;
 #pragma unroll 1
   for (u32 first = 0; first < n; first += 16) {
     uint4 words[8];
@@ -39,11 +66,11 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
 }
 
 template <typename Next>
-__device__ __forceinline__ void multiply(Block& b, float (&c)[4], Parts parts, Next next_chunk) {
-  u32 lane = b.lane, f0 = b.warp * 4;
-  const u32* held = held_words(b) + (lane & 3) * 2;
+__device__ __forceinline__ void multiply(Block& b, float (&c)[4], bool heads, Parts parts, Next next_chunk) {
+  u32 lane = b.lane, f0 = b.warp * 4, of_chunk = heads ? CHUNK_K16 * 8 : 32;
+  const u32* held = (heads ? heads_held(b) + f0 * 8 : hidden_held(b)) + (lane & 3) * 2;
 #pragma unroll 1
-  for (u32 n = parts.next(); n; held += 32, n = parts.next()) {
+  for (u32 n = parts.next(); n; held += of_chunk, n = parts.next()) {
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
