@@ -1,5 +1,6 @@
 """Graphs of ablations: who waits for whom, against the order of the ops written down here."""
 
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,9 +11,14 @@ from engine.bench.ablations import ABLATIONS
 from engine.builder import StepShape, build_graph
 from engine.shapes import shape
 from engine.tiling import Tiling
+from mkviz.costs import Costs
+from mkviz.costs_judge import judge
 from mkviz.errors import MkvizError
+from mkviz.machine import H200
 from mkviz.policies import POLICIES, make_schedule
+from mkviz.protocols import StepInfo
 from mkviz.simulator import simulate
+from mkviz.trace import TraceWriter
 
 ABLATION = {a.name: a for a in ABLATIONS}
 LAYER = {"dense": ["qkv", "attention", "merge", "dense_up", "o_proj", "dense_down"],
@@ -119,3 +125,33 @@ def test_each_says_what_it_is():
     assert [g.meta["ablation"] for g in graphs] == list(ABLATION)
     assert [g.meta.get("prefetch", True) for g in graphs] == [name != "no-prefetch" for name in ABLATION]
     assert "ablation" not in plain.meta
+
+
+# -- the cost model on them
+
+STEP = 5
+
+
+def recorded(folder, name, graph, prefetch=True):
+    """A step as a machine leaves it whose costs nobody tells: tasks take 1.3 times as long as the model says and 300 ns."""
+    schedule = make_schedule(graph, 132, "balanced")
+    costs = Costs.of_machine(graph, H200)
+    costs = replace(costs, math=(1.3 * costs.math + 300).astype(np.int64), overhead=np.full(len(graph), 200))
+    step = simulate(graph, schedule, H200, prefetch=prefetch, costs=costs)
+    events = step.events.copy()
+    events["step"] = STEP
+    with closing(TraceWriter(folder / f"{name}.mkt", kind="measured", device="H200")) as trace:
+        trace.graph(0, graph, schedule)
+        trace.step(StepInfo(STEP, 0, 0, step.makespan), events)
+    return trace.path
+
+
+def test_costs_fitted_to_the_kernel_as_it_is_predict_its_ablations(tmp_path):
+    _, plain = graph_of(layers=3)
+    of = recorded(tmp_path, "plain", plain)
+    for name in ("barrier-per-op", "in-sequence", "no-prefetch"):
+        graph = ABLATION[name].graph(plain)
+        on = recorded(tmp_path, name, graph, prefetch=name != "no-prefetch")
+        assert judge(of, on).worst < 0.05, name
+    forgotten = replace(graph, meta=plain.meta)  # a trace that does not say that its kernel does not load ahead
+    assert judge(of, recorded(tmp_path, "forgotten", forgotten, prefetch=False)).worst > 0.05
