@@ -68,7 +68,7 @@ def fit_step(
     if simulated and machine is not None:
         graph = replace(step.graph, bytes=np.where(ran, step.graph.bytes, 0), flops=np.where(ran, step.graph.flops, 0))
         costs = _free(Costs.of_machine(graph, machine), ran)
-        case = Case(graph, schedule, machine, costs, np.zeros(len(graph), bool), _prefetch(graph))
+        case = Case(graph, schedule, machine, costs, np.zeros(len(graph), bool))
         if case.replay.makespan == step.makespan:
             return FittedStep(step, case, ran, Work(graph.bytes, graph.flops.astype(float)), exact=True)
     read = np.zeros_like(work.bytes) if machine is None else work.bytes
@@ -82,7 +82,7 @@ def fit_step(
         graph.bytes > machine.chunk_bytes, costs.math, 1
     )  # a stall that the replay overrates does not make math fast
     for _ in range(ROUNDS):
-        case = Case(graph, schedule, machine, costs, beside, _prefetch(graph))
+        case = Case(graph, schedule, machine, costs, beside)
         costs = _corrected(costs, told, _Told.of(_apart(case.records, beside)), ran, least)
         if costs is None:
             break
@@ -92,11 +92,6 @@ def fit_step(
 def unmeasured(schedule: Schedule) -> Machine:
     """For devices that nobody measured: everything is in the recorded times."""
     return replace(H200, name=UNMEASURED, sms=schedule.sms, publish_ns=0, hop_ns=0, feed_ns=0, claim_ns=0, launch_ns=0)
-
-
-def _prefetch(graph: Graph) -> bool:
-    """Whether the kernel that ran it loads ahead, as all do that do not say otherwise."""
-    return bool(graph.meta.get("prefetch", True))
 
 
 def _beside(step: StepRecords, graph: Graph) -> np.ndarray:

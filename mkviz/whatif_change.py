@@ -111,7 +111,7 @@ class Change:
         if self.sms is not None or self.policy:
             case = _dealt_anew(case, case.schedule.sms if self.sms is None else self.sms, self.policy)
         machine = replace(case.machine, bandwidth=case.machine.bandwidth * self.bandwidth)
-        return replace(case, machine=machine, prefetch=case.prefetch and not self.no_prefetch, kernel_per_op=self.kernel_per_op)
+        return replace(case, machine=machine, prefetch=not self.no_prefetch, kernel_per_op=self.kernel_per_op)
 
 
 def _split(case: Case, rank: np.ndarray, what: str) -> tuple[Case, np.ndarray]:
