@@ -165,6 +165,9 @@ class CudaBackend:
         resident = 4 * (activations + 2 * bucket * (c.head_dim // 2 + 4)) + len(c.layers) * abi.LAYER.itemsize
         stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
+            if self.device.shared < FIXED_SHARED + 3 * abi.CHUNK:  # those of sm_86, 89 and 120 have 99 KiB
+                what = f"{self.device.name}: {self.device.shared} bytes of shared memory for a block"
+                raise MkvizError(what, f"{FIXED_SHARED + 3 * abi.CHUNK} and what rows need; or use --backend cpu")
             what = f"hidden_size: {c.hidden}" if bucket == abi.ROWS else f"rows: {bucket} in one step"
             raise MkvizError(what, f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
         return stages, fixed + stages * abi.CHUNK + resident

@@ -135,6 +135,13 @@ def test_activations_that_leave_no_ring(monkeypatch, config):
     assert said == "hidden_size: 16384; what leaves 48 KiB of 232448 bytes of shared memory"
 
 
+def test_a_gpu_without_room_for_any_ring(monkeypatch, config):
+    """The fixed part, 53 KiB, and three chunks of 16 KiB are 103,424 bytes; a block of an RTX 4090 has 99 KiB."""
+    for rows in (8, None):
+        said = refuse(monkeypatch, config, {"name": "RTX 4090", "arch": 89, "shared": 101_376}, rows=rows)
+        assert said == "RTX 4090: 101376 bytes of shared memory for a block; 103424 and what rows need; or use --backend cpu"
+
+
 def test_wide_steps_that_leave_no_ring(monkeypatch, config):
     """Sums and routing of 64 rows take 45 KiB more than those of eight."""
     said = refuse(monkeypatch, config, {"shared": 140_000}, rows=64)
