@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cuda import abi, memory
 from engine.cuda.asks import sampling_of, told_of
-from engine.cuda.build import THREADS, megakernel
+from engine.cuda.build import THREADS, megakernels
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
 from engine.cuda.program import Program, make_program
@@ -185,9 +184,8 @@ class CudaBackend:
         return max(abi.ROWS, shape.rows)
 
     def _compile(self) -> dict[int, Path]:
-        with ThreadPoolExecutor() as pool:  # the compiler lets go of the interpreter's lock
-            cubins = pool.map(lambda bucket: megakernel(self.device.arch, **self._defines(bucket)), self.buckets)
-            return dict(zip(self.buckets, cubins, strict=True))
+        cubins = megakernels(self.device.arch, [self._defines(bucket) for bucket in self.buckets])
+        return dict(zip(self.buckets, cubins, strict=True))
 
     def _defines(self, bucket: int) -> dict[str, int]:
         defines = kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling, bucket)

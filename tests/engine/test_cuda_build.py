@@ -242,6 +242,16 @@ def test_a_kernel_is_compiled_once(cache, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_kernels_of_several_widths_are_compiled_together(cache, capsys):
+    _, compiled = cache
+    first = build.megakernel(90, MK_ROWS=16)
+    capsys.readouterr()
+    paths = build.megakernels(90, [{"MK_TRACE": 1}, {"MK_ROWS": 16}, {"MK_ROWS": 32}])
+    assert paths[1] == first and len(compiled) == 3 and len(set(paths)) == 3
+    assert re.fullmatch(r"compiling the megakernel for sm_90, 2 variants, once … \d+\.\d s\n", capsys.readouterr().err)
+    assert {path.read_bytes() for path in paths} == {b"cubin 1", b"cubin 2", b"cubin 3"}
+
+
 @pytest.mark.parametrize("file", ["abi.h", "ptx.cuh", "block.cuh", "megakernel.cu"])
 def test_a_changed_source_is_another_kernel(cache, file):
     folder, compiled = cache
