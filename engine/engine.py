@@ -86,7 +86,8 @@ class Engine:
             if not ok:
                 raise MkvizError(f"{name}: {value}", right)
         weights = None if shape else Weights.open(directory, self.config)
-        self.backend = kind(self.config, weights, trace=trace, **options_of(kind, self.config, batch, pages) | options)
+        options = options_of(kind, self.config, batch, pages, lossless) | options
+        self.backend = kind(self.config, weights, trace=trace, **options)
         if batch > (most := self.backend.max_rows):
             self.backend.close()
             raise MkvizError(f"batch: {batch}", f"at most {most}: more rows leave this GPU no room in its shared memory")

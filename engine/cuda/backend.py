@@ -63,7 +63,8 @@ class CudaBackend:
     for each of these numbers up to it.
 
     ``pages``: KV pages of 64 tokens; ``fit``: or as many as the free memory holds beside all else and a margin.  ``trace``:
-    level 0 (off), 1 or 2.  ``sampling``: rows are drawn in the kernel, as their plan says.
+    level 0 (off), 1 or 2; ``ring_capacity``: records of a ring (None: of two of the largest steps).  ``sampling``: rows are
+    drawn in the kernel, as their plan says.
 
     ``weights=None`` draws random ones on the device.  Raises MkvizError, before anything is allocated, for a model that the
     kernel does not support or that does not fit.
@@ -73,7 +74,7 @@ class CudaBackend:
     ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
-                 trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
+                 trace: bool | int = True, ring_capacity: int | None = 1 << 10, capture: bool = False, max_steps: int = 256,
                  poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None, sampling: bool = False,
                  rows: int | None = abi.ROWS, fit: bool = False):  # fmt: skip
         check_supported(config)
@@ -81,7 +82,7 @@ class CudaBackend:
             raise MkvizError(f"trace: {trace!r}", "0 (off), 1 (a record a task) or 2 (with the phases inside)")
         if rows not in (*abi.BUCKETS, None):
             raise MkvizError(f"rows: {rows}", f"one of {', '.join(map(str, abi.BUCKETS))}")
-        if ring_capacity < 4 or ring_capacity & (ring_capacity - 1):
+        if ring_capacity is not None and (ring_capacity < 4 or ring_capacity & (ring_capacity - 1)):
             raise MkvizError(f"ring_capacity: {ring_capacity}", "a power of two, at least 4")
         self.device: Device = open_device()
         self.config, self.policy, self.trace = config, policy, int(trace)
@@ -97,6 +98,7 @@ class CudaBackend:
         self.x_stride = (config.hidden // 2 + 7) // 8 * 8 + 4  # u32 words from one row of resident activations to the next
         self.buckets = self._buckets(rows)
         self.max_rows, tiles = self.buckets[-1], -(-config.vocab // self.tiling.lm_head)
+        ring_capacity = ring_capacity or self._ring_capacity()
         sizes = memory.work_arrays(config, pages, max_steps, self.sms, tiles, sampling, self.max_rows)
         need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
         if fit:
@@ -140,6 +142,13 @@ class CudaBackend:
         with self._stream:
             for page in pages:
                 self._arrays["kv"][page].fill(0)
+
+    def _ring_capacity(self) -> int:
+        """Records of a ring that holds those of two of the largest steps: each of an SM's storers leaves those of every fourth
+        task, and a policy may give an SM half as many tasks more than its share."""
+        tasks = len(self.graph_of(StepShape.covering(self.max_rows, self.config.max_positions)).graph)
+        records = 3 * self.trace * tasks // (self.sms * abi.STORERS)
+        return max(1 << 10, 1 << records.bit_length())
 
     # -- the kernel -----------------------------------------------------------------------------------------------------
 

@@ -9,14 +9,17 @@ import torch
 from checkpoints import make_checkpoint
 from rows import open_backend
 
+from engine.builder import StepShape
 from engine.checkpoint import Weights
 from engine.config import load_config
 from engine.cuda import backend, memory
 from engine.cuda.device import Device
 from engine.cuda.memory import bytes_needed, work_arrays
 from engine.cuda.weights import PackedWeights, check_supported
+from engine.shapes import shape
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
+from mkviz.policies import POLICIES, make_schedule
 
 H200 = {"name": "NVIDIA H200", "arch": 90, "sms": 132, "shared": 232448, "free": 140_000_000_000}
 
@@ -88,6 +91,20 @@ def test_memory_by_hand(config):
     words += 8 * 97 + 2 * 8 * tiles + 16 * 8 + 128 + 132 * 7 * 4  # logits, tiles, greedy, routes, states
     halves = 8 * 4 * 32 + 4 * 32 * 8 + 8 * 48 * 8 + 1 + 1  # q, attention, expert hidden, no dense, no shared
     assert need["activations"] == 4 * words + 2 * halves
+
+
+@pytest.mark.parametrize("trace", [1, 2])
+def test_rings_for_two_of_the_largest_steps(trace):
+    """Where nothing may be lost, under every policy: each storer of an SM leaves the records of every fourth of its tasks."""
+    opened = object.__new__(backend.CudaBackend)
+    opened.config, opened.sms, opened.trace, opened.max_rows = shape("north-mini-code", 8, 32_768), 132, trace, 64
+    opened.tiling = Tiling.for_tensor_cores(opened.config, 132, sampling=True)
+    capacity, graph = opened._ring_capacity(), opened.graph_of(StepShape(64, 256)).graph
+    share = trace * len(graph) // (132 * 4)
+    assert capacity & (capacity - 1) == 0 and 2 * share <= capacity <= 6 * share
+    for policy in (p for p in POLICIES if p != "claimed"):
+        longest = int(np.diff(make_schedule(graph, 132, policy).order_ptr.astype(int)).max())
+        assert 2 * trace * -(-longest // 4) <= capacity, policy
 
 
 @pytest.mark.parametrize(
