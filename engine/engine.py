@@ -86,7 +86,7 @@ class Engine:
             if not ok:
                 raise MkvizError(f"{name}: {value}", right)
         weights = None if shape else Weights.open(directory, self.config)
-        options = options_of(kind, self.config, batch, pages, lossless) | options
+        options = options_of(kind, self.config, batch, pages) | options
         self.backend = kind(self.config, weights, trace=trace, **options)
         if batch > (most := self.backend.max_rows):
             self.backend.close()

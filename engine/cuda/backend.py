@@ -146,6 +146,8 @@ class CudaBackend:
     def _ring_capacity(self) -> int:
         """Records of a ring that holds those of two of the largest steps: each of an SM's storers leaves those of every fourth
         task, and a policy may give an SM half as many tasks more than its share."""
+        if not self.trace:
+            return 1 << 10
         tasks = len(self.graph_of(StepShape.covering(self.max_rows, self.config.max_positions)).graph)
         records = 3 * self.trace * tasks // (self.sms * abi.STORERS)
         return max(1 << 10, 1 << records.bit_length())
