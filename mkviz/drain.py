@@ -60,8 +60,8 @@ class Drain:
     last (-1: none).
 
     Unless ``start`` has a thread poll, somebody must call ``poll`` at least every 2 s while records are written.  In live mode
-    one poll decodes the newest ``budget`` records at most (None: all), or those of two steps of the newest one's graph, so that one
-    of them is whole; ``close`` takes all that is left.
+    one poll decodes the newest ``budget`` records at most (None: all), or those of two steps like the newest, so that one is
+    whole; ``close`` takes all that is left.
 
     A sink that raises is detached and its exception kept in ``detached``; neither the drain nor the kernel stops.
     """
