@@ -10,8 +10,8 @@ from mkviz.errors import MkvizError
 
 @dataclass(frozen=True)
 class Device:
-    """``arch`` as in sm_``arch``; ``shared`` bytes of shared memory that a block may take; ``free`` bytes of device memory, with
-    those that CuPy keeps for this process to use again."""
+    """``arch`` as in sm_``arch``; ``shared`` bytes of shared memory that a block may take; ``free`` bytes of device memory,
+    with those that CuPy keeps for this process to use again."""
 
     cupy: Any
     name: str
