@@ -284,7 +284,8 @@ class CudaBackend:
             raise MkvizError(f"sequences: {len(plan.pages)} in one step", f"at most {self.max_rows} on the cuda backend")
         if steps > 1 and len(np.unique(plan.sequence)) < rows:
             raise MkvizError(f"steps: {steps} in one launch with several rows of a sequence", "1, or one row of each")
-        shape = StepShape.covering(rows, keys)
+        wide = rows > abi.ROWS  # then one table for all of a prompt, rather than another whenever it has grown
+        shape = StepShape.covering(rows, max(keys, plan.keys) if wide else keys)
         bucket, (graph_id, program, arrays, epoch) = self._bucket(shape), self.program(shape)
         first = np.array([plan.position[plan.sequence == s].min() for s in plan.sequence], np.uint32)
         a = self._arrays
