@@ -1,6 +1,6 @@
 """Inter-token times while others prefill, and times to the first token, against the inter-token budget.
 
-    python benchmarks/serving_budget.py [--backend cuda] [--shape north-mini-code] [--budgets 5,10,20,40] [--prompts 100,…]
+    python benchmarks/serving_budget.py [--backend cuda] [--rows 64] [--shape north-mini-code] [--budgets 5,9] [--prompts 99,…]
 
 One request for each prompt length arrives at once and decodes until the last of them has had 32 tokens.  Counted are the gaps
 between tokens that end before the last prompt has been read.  The same requests run without a budget (as many prompt rows as
@@ -52,16 +52,20 @@ def main() -> None:
     parser.add_argument("--model", help="a directory, a fetched model's name, or demo (the default)")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead (cuda)")
     parser.add_argument("--layers", type=int, help="only the first layers of the shape")
+    parser.add_argument("--rows", type=int, choices=(8, 16, 32, 64), help="rows of a step at most (cuda; else as many as fit)")
     parser.add_argument("--budgets", default="5,10,20,40", help="ms, by comma")
     parser.add_argument("--prompts", default=",".join(map(str, PROMPTS)), help="tokens of each prompt, by comma")
     parser.add_argument("--answer", type=int, default=4096, help="tokens of an answer at most (default 4096)")
     parser.add_argument("--name", default="serving_budget", help="of the file of figures")
     args = parser.parse_args()
+    if args.rows and args.backend == "cpu":
+        parser.error("--rows: the cuda backend only")
     lengths = [int(n) for n in args.prompts.split(",")]
     model = shape(args.shape, args.layers) if args.shape else args.model
+    more = {"rows": args.rows} if args.rows else {}
     engine = Engine(
         model, backend=args.backend, batch=len(lengths), trace=False, itl_budget_ms=1e9,
-        context=max(lengths) + args.answer, pages=sum(PagePool.pages_for(n + args.answer) for n in lengths),
+        context=max(lengths) + args.answer, pages=sum(PagePool.pages_for(n + args.answer) for n in lengths), **more,
     )  # fmt: skip
     cases = {"paused": (None, True), "unlimited": (None, False)}
     cases |= {f"{ms} ms": (float(ms) * 1e6, False) for ms in args.budgets.split(",")}
@@ -72,8 +76,8 @@ def main() -> None:
     figures.pop("warm-up")
     engine.close()
     device = gpu() if args.backend == "cuda" else None
-    write(args.name, {"model": args.shape or engine.model, "layers": len(engine.config.layers), "prompts": lengths,
-                      "context": engine.context, "runs": figures}, device)  # fmt: skip
+    about = {"model": args.shape or engine.model, "layers": len(engine.config.layers), "rows": engine.batcher.max_rows}
+    write(args.name, about | {"prompts": lengths, "context": engine.context, "runs": figures}, device)
 
 
 if __name__ == "__main__":

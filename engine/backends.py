@@ -31,11 +31,12 @@ def options_of(kind, config: ModelConfig, batch: int, pages: int | None) -> dict
 
     ``pages=None``: whole contexts for all of them as far as memory goes, of which the cuda backend leaves a margin; in a host
     half of what is free may go, and a gigabyte unless a context needs more.  On cuda tokens are picked in the kernel, and steps
-    have as many rows as there is a kernel for.
+    have as many rows as there is a kernel for; a ring holds the records of two of the largest steps.
     """
     context = PagePool.pages_for(config.max_positions)
     if kind.name == "cuda":
-        return {"pages": pages or batch * context, "fit": pages is None, "sampling": True, "rows": None}
+        wanted = pages or batch * context
+        return {"pages": wanted, "fit": pages is None, "sampling": True, "rows": None, "ring_capacity": None}
     if pages is None:
         page_bytes = kind.page_bytes(config)
         wanted = max(context, min(batch * context, KV_BUDGET // page_bytes))

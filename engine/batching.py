@@ -92,8 +92,8 @@ class Step:
         pages = np.full((len(self.rows), max(len(s.pages) for s, _ in self.rows)), -1, np.int32)
         for i, (sequence, _) in enumerate(self.rows):
             pages[i, : len(sequence.pages)] = sequence.pages
-        i32 = np.int32
-        return StepPlan(np.array(token, i32), np.array(position, i32), np.array(owner, i32), np.array(wants), pages, asks)
+        i32, keys = np.int32, max(len(sequence.tokens) for sequence, _ in self.rows)
+        return StepPlan(np.array(token, i32), np.array(position, i32), np.array(owner, i32), np.array(wants), pages, asks, keys)
 
 
 def shares(wanted: list[int], total: int) -> list[int]:

@@ -98,10 +98,13 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         args.append(table)
         b.tasks(op, n, bytes=read, flops=2 * macs, **where)
 
-    def matrix(op, n, k, tile_rows, matrices=1, inputs=None, variant=0, **where):
+    def matrix(op, n, k, tile_rows, matrices=1, inputs=None, variant=0, slots=0, **where):
         """Tiles of an n × k weight (``matrices`` of them side by side); ``inputs``: numbers that meet each of its rows (else
-        k for every row of the step)."""
+        k for every row of the step).  The same for each of ``slots``."""
         first = np.arange(0, n, tile_rows)
+        if slots:
+            where |= {"slot": np.repeat(np.arange(slots), len(first)), "tile": np.tile(np.arange(len(first)), slots)}
+            first = np.tile(first, slots)
         count = np.minimum(tile_rows, n - first)
         read, macs = matrices * count * k * weight_bytes, matrices * count * (rows * k if inputs is None else inputs)
         add(op, len(first), (first, count, variant), read, macs, **where)
@@ -163,9 +166,8 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         if spec.mlp == "moe":
             slots = min(config.experts, rows * config.top_k)
             share = max(1, rows * config.top_k // slots)
-            for slot in range(slots):
-                matrix("expert_up", spec.width, hidden, tiling.expert_up, 2, share * hidden, layer=layer, slot=slot,
-                       waits=[ffn_in, router], raises=[hid])  # fmt: skip
+            matrix("expert_up", spec.width, hidden, tiling.expert_up, 2, share * hidden, slots=slots, layer=layer,
+                   waits=[ffn_in, router], raises=[hid])  # fmt: skip
             if config.shared_width:
                 matrix(
                     "shared_up",

@@ -76,9 +76,10 @@ class Engine:
         self.tokenizer = Tokenizer.open(directory, self.config.vocab)
         self.batch, self.queue = batch, queue
         kind = backend_class(backend)
+        most = options.get("rows") or kind.max_rows
         for name, value, ok, right in (
             ("backend", backend, not shape or backend == "cuda", "cuda for a shape without weights: they are drawn there"),
-            ("batch", batch, 1 <= batch <= (most := options.get("rows") or kind.max_rows), f"1 to {most} requests, a row each"),
+            ("batch", batch, 1 <= batch <= most, f"1 to {most} requests, a row each"),
             ("queue", queue, queue is None or queue >= 0, "None (any number) or the requests that may wait"),
             ("itl_budget_ms", itl_budget_ms, itl_budget_ms is None or itl_budget_ms > 0, "None or a positive number"),
             ("step_timeout", step_timeout, step_timeout > 0, "a positive number of seconds"),
@@ -86,7 +87,8 @@ class Engine:
             if not ok:
                 raise MkvizError(f"{name}: {value}", right)
         weights = None if shape else Weights.open(directory, self.config)
-        self.backend = kind(self.config, weights, trace=trace, **options_of(kind, self.config, batch, pages) | options)
+        options = options_of(kind, self.config, batch, pages) | options
+        self.backend = kind(self.config, weights, trace=trace, **options)
         if batch > (most := self.backend.max_rows):
             self.backend.close()
             raise MkvizError(f"batch: {batch}", f"at most {most}: more rows leave this GPU no room in its shared memory")

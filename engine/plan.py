@@ -21,7 +21,8 @@ class StepPlan:
 
     ``token``, ``position``, ``sequence`` i32[rows] (sequence: index into ``pages``), ``wants_logits`` bool[rows],
     ``pages`` i32[sequences, width]: page of each 64-token block (-1: none).  ``sampling``: of each row, how a backend that
-    samples shall pick its token; None for a row whose logits the caller wants himself.
+    samples shall pick its token; None for a row whose logits the caller wants himself.  ``keys``: what the longest of the
+    sequences will come to, as far as is known: the steps that follow may share a task table with this one.
     """
 
     token: np.ndarray
@@ -30,6 +31,7 @@ class StepPlan:
     wants_logits: np.ndarray
     pages: np.ndarray
     sampling: list[SamplingParams | None] | None = None
+    keys: int = 0
 
     def __len__(self) -> int:
         return len(self.token)

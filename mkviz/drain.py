@@ -60,7 +60,8 @@ class Drain:
     last (-1: none).
 
     Unless ``start`` has a thread poll, somebody must call ``poll`` at least every 2 s while records are written.  In live mode
-    one poll decodes the newest ``budget`` records at most (None: all); ``close`` takes all that is left.
+    one poll decodes the newest ``budget`` records at most (None: all), or those of two steps like the newest, so that one is
+    whole; ``close`` takes all that is left.
 
     A sink that raises is detached and its exception kept in ``detached``; neither the drain nor the kernel stops.
     """
@@ -83,7 +84,7 @@ class Drain:
         self._gaps: list[Gap] = []
         self._next: int | None = None  # the first step not closed yet
         self._frontier = 0
-        self._announced = -1  # the newest step whose meta has come
+        self._announced, self._newest_graph = -1, -1  # the newest step whose meta has come, and its graph
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -186,7 +187,8 @@ class Drain:
 
     def _read(self) -> int:
         before = self._counts()
-        batch = self.reader.read(self.budget)
+        least = 2 * len(self._graphs[self._newest_graph][0]) if self._newest_graph in self._graphs else 0
+        batch = self.reader.read(None if self.budget is None else max(self.budget, least))
         self.live, self._frontier = batch.live, max(self._frontier, batch.frontier)
         self.stats.written, self.stats.lost = int(self.reader.written.sum()), int(self.reader.lost.sum())
         self.stats.torn = int(self.reader.torn.sum())
@@ -201,7 +203,8 @@ class Drain:
             kind, args = self._inbox.popleft()
             if kind == "meta":
                 self._meta[args[0].step] = args[0]
-                self._announced = max(self._announced, args[0].step)
+                if args[0].step > self._announced:
+                    self._announced, self._newest_graph = args[0].step, args[0].graph
                 continue
             if kind == "graph":
                 self._graphs[args[0]] = args[1:]

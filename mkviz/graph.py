@@ -115,12 +115,13 @@ class GraphBuilder:
         self._count += 1
         return t
 
-    def tasks(self, op: str, n: int, *, layer: int = -1, slot: int = -1, tile: int = 0, bytes=0, flops=0,
+    def tasks(self, op: str, n: int, *, layer: int = -1, slot=-1, tile=0, bytes=0, flops=0,
               waits: list | tuple = (), raises: list | tuple = ()) -> int:  # fmt: skip
-        """Add ``n`` tasks with tiles from ``tile`` on and return the first one's id.  Bytes, flops and counters are of all of
-        them, or arrays [n] of one each."""
+        """Add ``n`` tasks and return the first one's id.  Slot, bytes, flops and counters are of all of them, or arrays [n] of
+        one each; tiles count from ``tile`` on, or are such an array."""
         first, rows = self._count, np.empty((n, 6), np.int64)
-        for i, value in enumerate((self._index(op), layer, slot, np.arange(tile, tile + n), bytes, flops)):
+        tiles = tile + np.arange(n) if np.ndim(tile) == 0 else tile
+        for i, value in enumerate((self._index(op), layer, slot, tiles, bytes, flops)):
             rows[:, i] = value
         pairs = [w if isinstance(w, tuple) else (w, ALL) for w in waits]
         self._rows += [rows, []]

@@ -22,7 +22,7 @@ CAUSES = {  # of SM time and of a step's: waiting and handing over in greys, los
 _PLACES = {
     "qkv": 0, "attention": 1, "merge": 9, "o": 2, "o_proj": 2, "router": 3, "pick": 11, "expert_up": 4, "shared_up": 20,
     "dense_up": 12, "gate_up": 4, "up": 4, "expert_down": 5, "shared_down": 21, "dense_down": 13, "down": 5, "lm_head": 7,
-    "head": 7, "embed": 6, "norm": 14, "sample": 15,
+    "head": 7, "embed": 6, "norm": 22, "top_k": 19, "sample": 17,
 }  # fmt: skip
 
 IDLE = 255  # palette index of "nothing", transparent

@@ -60,9 +60,10 @@ def simulate(
     """Simulate one step.
 
     What-ifs: without ``prefetch`` an SM asks for the bytes of a task only when the task before it has ended, its own waits are
-    met and its activations fed, like a block that is not divided into roles.  With ``barrier_per_op`` every (op, layer) is a
-    kernel of its own, launched when all tasks of the kernel before have published, and nothing is loaded ahead across kernels.
-    Other machines are other ``machine`` values, other SM counts and orders other schedules.
+    met and its activations fed, like a block that is not divided into roles; a graph whose ``meta["prefetch"]`` is false
+    is of a kernel that does so.  With ``barrier_per_op`` every (op, layer) is a kernel of its own, launched when all tasks of
+    the kernel before have published, and nothing is loaded ahead across kernels.  Other machines are other ``machine`` values,
+    other SM counts and orders other schedules.
 
     ``late`` bool[T] marks tasks whose bytes can be asked for only when their waits are met and their activations fed, because
     the addresses come from there (routed experts); by default the tasks of the ops that ``graph.meta["late_ops"]`` lists.
@@ -78,6 +79,7 @@ def simulate(
             f"schedule over {schedule.sms} SMs, {machine.name} has {machine.sms}", "a schedule of its size or less"
         )
     check(graph, schedule)
+    prefetch = prefetch and bool(graph.meta.get("prefetch", True))
     late = _late(graph, late) if prefetch else np.ones(len(graph), bool)
     costs = Costs.of_machine(graph, machine) if costs is None else costs
     if len(costs) != len(graph):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from engine.checkpoint import Weights
 from engine.config import ModelConfig
 from engine.cuda import abi, memory
 from engine.cuda.asks import sampling_of, told_of
-from engine.cuda.build import THREADS, megakernel
+from engine.cuda.build import THREADS, megakernels
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
 from engine.cuda.program import Program, make_program
@@ -64,7 +63,8 @@ class CudaBackend:
     for each of these numbers up to it.
 
     ``pages``: KV pages of 64 tokens; ``fit``: or as many as the free memory holds beside all else and a margin.  ``trace``:
-    level 0 (off), 1 or 2.  ``sampling``: rows are drawn in the kernel, as their plan says.
+    level 0 (off), 1 or 2; ``ring_capacity``: records of a ring (None: of two of the largest steps).  ``sampling``: rows are
+    drawn in the kernel, as their plan says.
 
     ``weights=None`` draws random ones on the device.  Raises MkvizError, before anything is allocated, for a model that the
     kernel does not support or that does not fit.
@@ -74,7 +74,7 @@ class CudaBackend:
     ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
-                 trace: bool | int = True, ring_capacity: int = 1 << 10, capture: bool = False, max_steps: int = 256,
+                 trace: bool | int = True, ring_capacity: int | None = 1 << 10, capture: bool = False, max_steps: int = 256,
                  poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None, sampling: bool = False,
                  rows: int | None = abi.ROWS, fit: bool = False):  # fmt: skip
         check_supported(config)
@@ -82,7 +82,7 @@ class CudaBackend:
             raise MkvizError(f"trace: {trace!r}", "0 (off), 1 (a record a task) or 2 (with the phases inside)")
         if rows not in (*abi.BUCKETS, None):
             raise MkvizError(f"rows: {rows}", f"one of {', '.join(map(str, abi.BUCKETS))}")
-        if ring_capacity < 4 or ring_capacity & (ring_capacity - 1):
+        if ring_capacity is not None and (ring_capacity < 4 or ring_capacity & (ring_capacity - 1)):
             raise MkvizError(f"ring_capacity: {ring_capacity}", "a power of two, at least 4")
         self.device: Device = open_device()
         self.config, self.policy, self.trace = config, policy, int(trace)
@@ -98,6 +98,7 @@ class CudaBackend:
         self.x_stride = (config.hidden // 2 + 7) // 8 * 8 + 4  # u32 words from one row of resident activations to the next
         self.buckets = self._buckets(rows)
         self.max_rows, tiles = self.buckets[-1], -(-config.vocab // self.tiling.lm_head)
+        ring_capacity = ring_capacity or self._ring_capacity()
         sizes = memory.work_arrays(config, pages, max_steps, self.sms, tiles, sampling, self.max_rows)
         need = memory.bytes_needed(config, sizes, self.sms, ring_capacity)
         if fit:
@@ -143,6 +144,15 @@ class CudaBackend:
             for page in pages:
                 self._arrays["kv"][page].fill(0)
 
+    def _ring_capacity(self) -> int:
+        """Records of a ring that holds those of two of the largest steps: each of an SM's storers leaves those of every fourth
+        task, and a policy may give an SM half as many tasks more than its share."""
+        if not self.trace:
+            return 1 << 10
+        tasks = len(self.graph_of(StepShape.covering(self.max_rows, self.config.max_positions)).graph)
+        records = 3 * self.trace * tasks // (self.sms * abi.STORERS)
+        return max(1 << 10, 1 << records.bit_length())
+
     # -- the kernel -----------------------------------------------------------------------------------------------------
 
     def _buckets(self, rows: int | None) -> list[int]:
@@ -166,6 +176,9 @@ class CudaBackend:
         resident = 4 * words + len(c.layers) * abi.LAYER.itemsize
         stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
+            if self.device.shared < FIXED_SHARED + 3 * abi.CHUNK:  # those of sm_86, 89 and 120 have 99 KiB
+                what = f"{self.device.name}: {self.device.shared} bytes of shared memory for a block"
+                raise MkvizError(what, f"{FIXED_SHARED + 3 * abi.CHUNK} and what rows need; or use --backend cpu")
             what = f"hidden_size: {c.hidden}" if bucket <= abi.ROWS else f"rows: {bucket} in one step"
             raise MkvizError(what, f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
         return stages, fixed + stages * abi.CHUNK + resident
@@ -182,9 +195,8 @@ class CudaBackend:
         return replace(self.tiling, replicate=shape.rows <= abi.ROWS, merge=merge)
 
     def _compile(self) -> dict[int, Path]:
-        with ThreadPoolExecutor() as pool:  # the compiler lets go of the interpreter's lock
-            cubins = pool.map(lambda bucket: megakernel(self.device.arch, **self._defines(bucket)), self.buckets)
-            return dict(zip(self.buckets, cubins, strict=True))
+        cubins = megakernels(self.device.arch, [self._defines(bucket) for bucket in self.buckets])
+        return dict(zip(self.buckets, cubins, strict=True))
 
     def _defines(self, bucket: int) -> dict[str, int]:
         defines = kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling, bucket)
@@ -282,7 +294,8 @@ class CudaBackend:
             raise MkvizError(f"sequences: {len(plan.pages)} in one step", f"at most {self.max_rows} on the cuda backend")
         if steps > 1 and len(np.unique(plan.sequence)) < rows:
             raise MkvizError(f"steps: {steps} in one launch with several rows of a sequence", "1, or one row of each")
-        shape = StepShape.covering(rows, keys)
+        wide = rows > abi.ROWS  # then one table for all of a prompt, rather than another whenever it has grown
+        shape = StepShape.covering(rows, max(keys, plan.keys) if wide else keys)
         bucket, (graph_id, program, arrays, epoch) = self._bucket(shape), self.program(shape)
         first = np.array([plan.position[plan.sequence == s].min() for s in plan.sequence], np.uint32)
         a = self._arrays

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -98,24 +99,37 @@ def compile_cubin(
 
 
 def megakernel(arch: int, **defines: int) -> Path:
-    """The path of the megakernel's cubin for sm_``arch`` with these defines; compiled when it is not cached.
+    """The path of the megakernel's cubin for sm_``arch`` with these defines; compiled when it is not cached."""
+    return megakernels(arch, [defines])[0]
+
+
+def megakernels(arch: int, variants: list[dict[str, int]]) -> list[Path]:
+    """A cubin for each of these defines; those that are not cached are compiled side by side.
 
     The cache key is the hash of source, headers, options, compiler version and architecture.
     """
-    source = device_file("megakernel.cu")
+    cubins = [_cubin(arch, defines) for defines in variants]
+    missing = {cubin: defines for cubin, defines in zip(cubins, variants, strict=True) if not cubin.exists()}
+    if missing:
+        many = f", {len(missing)} variants" if len(missing) > 1 else ""
+        print(f"compiling the megakernel for sm_{arch}{many}, once …", end=" ", file=sys.stderr, flush=True)
+        begin, source = time.monotonic(), device_file("megakernel.cu").read_text(encoding="utf-8")
+        with ThreadPoolExecutor() as pool:  # the compiler lets go of the interpreter's lock
+            for cubin, (code, _) in zip(
+                missing, pool.map(lambda d: compile_cubin(source, arch, d), missing.values()), strict=True
+            ):
+                _write(cubin, code)
+        print(f"{time.monotonic() - begin:.1f} s", file=sys.stderr)
+    return cubins
+
+
+def _cubin(arch: int, defines: dict[str, int]) -> Path:
     digest = hashlib.sha256(repr((_options(arch, defines), nvrtc().getVersion())).encode())
     for folder in device_dirs():
-        for file in [*sorted(folder.glob("*.*h")), source]:
+        for file in [*sorted(folder.glob("*.*h")), device_file("megakernel.cu")]:
             if file.is_file():
                 digest.update(file.name.encode() + file.read_bytes())
-    cubin = cache_dir() / f"megakernel-sm_{arch}-{digest.hexdigest()[:24]}.cubin"
-    if not cubin.exists():
-        print(f"compiling the megakernel for sm_{arch}, once …", end=" ", file=sys.stderr, flush=True)
-        begin = time.monotonic()
-        code, _ = compile_cubin(source.read_text(encoding="utf-8"), arch, defines)
-        print(f"{time.monotonic() - begin:.1f} s", file=sys.stderr)
-        _write(cubin, code)
-    return cubin
+    return cache_dir() / f"megakernel-sm_{arch}-{digest.hexdigest()[:24]}.cubin"
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -10,7 +10,8 @@ from mkviz.errors import MkvizError
 
 @dataclass(frozen=True)
 class Device:
-    """``arch`` as in sm_``arch``; ``shared`` bytes of shared memory that a block may take; ``free`` bytes of device memory."""
+    """``arch`` as in sm_``arch``; ``shared`` bytes of shared memory that a block may take; ``free`` bytes of device memory,
+    with those that CuPy keeps for this process to use again."""
 
     cupy: Any
     name: str
@@ -36,7 +37,7 @@ def open_device() -> Device:
         raise MkvizError("cuda backend: no GPU found", "use --backend cpu")
     index = cupy.cuda.Device().id
     properties = cupy.cuda.runtime.getDeviceProperties(index)
-    free, _ = cupy.cuda.runtime.memGetInfo()
+    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
     return Device(
         cupy, properties["name"].decode(), properties["major"] * 10 + properties["minor"], properties["multiProcessorCount"],
         properties["sharedMemPerBlockOptin"], free,

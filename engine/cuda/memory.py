@@ -139,13 +139,13 @@ def bytes_needed(config: ModelConfig, arrays: Arrays, sms: int, ring_capacity: i
 
 
 def fit(arrays: Arrays, need: dict[str, int], free: int) -> None:
-    """Fewer KV pages where ``free`` bytes do not hold them beside all else that is needed and a margin, which is added to
+    """Fewer KV pages where ``free`` bytes do not hold them beside all else that is needed and a margin, which is then added to
     ``need``: for task tables, kernels and what packing takes for a while."""
-    need["margin"] = max(LEAST_MARGIN, free // MARGIN)
-    dtype, (pages, halves) = arrays["kv"]
-    others = sum(need.values()) - need["KV pages"]
-    pages = max(1, min(pages, (free - others) // (2 * halves)))
-    arrays["kv"], need["KV pages"] = (dtype, (pages, halves)), 2 * pages * halves
+    margin, (dtype, (wanted, halves)) = max(LEAST_MARGIN, free // MARGIN), arrays["kv"]
+    others = sum(need.values()) - need["KV pages"] + margin
+    pages = max(1, (free - others) // (2 * halves))
+    if pages < wanted:
+        arrays["kv"], need["KV pages"], need["margin"] = (dtype, (pages, halves)), 2 * pages * halves, margin
 
 
 def plan(need: dict[str, int], pages: int, device: Device) -> MemoryPlan:

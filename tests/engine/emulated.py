@@ -19,6 +19,9 @@ from engine.checkpoint import Weights
 from engine.config import load_config
 from engine.cuda import backend as module
 from engine.cuda.device import Device
+from engine.cuda.link import DeviceLink, DeviceRings
+from mkviz.record import LIVE, NO_TASK
+from mkviz.ring import NEVER
 
 CUDA = Path(__file__).parents[2] / "cuda"
 SHIM = Path(__file__).parent / "emulator"
@@ -100,18 +103,27 @@ class Cupy:
         return call
 
 
-class _Rings:
-    """Rings without a drain: the kernel writes them, nobody reads."""
+class _Link(DeviceLink):
+    cycles_per_ns, fixed_rate = 1.0, True  # one count of ticks is both clocks
+
+
+class _Rings(DeviceRings):
+    """Rings that are numpy arrays; mostly nobody drains them."""
 
     def __init__(self, cupy, sms, capacity, capture=False):
-        from mkviz.record import LIVE, NO_TASK
-
-        self.capacity, self._stream = capacity, _Stream()
-        self.records = cupy.zeros((4 * sms, capacity, 8), np.uint32)
-        live = np.zeros(4 * sms, LIVE)
+        self.n_rings, self.capacity, self.capture = 4 * sms, capacity, capture
+        self.ring_sm = np.repeat(np.arange(sms, dtype=np.uint16), 4)
+        self.ring_role = np.zeros(self.n_rings, np.uint8)
+        self._stream = _Stream()
+        self.records = cupy.zeros((self.n_rings, capacity, 8), np.uint32)
+        live = np.zeros(self.n_rings, LIVE)
         live["task"] = NO_TASK
         self.live = cupy.asarray(live.view(np.uint8))
-        self.limit = cupy.asarray(np.full(4 * sms, 2**63, np.uint64))
+        self.limit = cupy.asarray(np.full(self.n_rings, NEVER, np.uint64))
+        self._live_host, self._records_host = np.zeros(self.live.nbytes, np.uint8), np.zeros(self.records.shape, np.uint32)
+
+    def link(self):
+        return _Link(self)
 
 
 class EmulatedBackend(module.CudaBackend):

@@ -201,6 +201,17 @@ def test_without_a_budget_a_step_is_as_full_as_it_gets():
     assert [step for step, _ in rows_of(paper, decode)] == list(range(60))  # a row in every step
 
 
+def test_a_step_tells_what_its_longest_sequence_will_come_to():
+    paper = Paper(pages=20)
+    paper.submit(tokens(1, 5), 60)
+    paper.step()
+    assert paper.batcher.plan(paper.now).for_backend().keys == 6  # it decodes: as long as it is
+    paper.submit(tokens(2, 500), 1)
+    paper.batcher.admit()
+    plan = paper.batcher.plan(paper.now).for_backend()
+    assert len(plan) == 64 and plan.keys == 500
+
+
 # -- the inter-token budget
 
 

@@ -19,7 +19,10 @@ from mkviz import record
 from mkviz.errors import MkvizError
 
 CUDA = Path(__file__).parents[2] / "cuda"
-KERNELS = [(arch, trace) for arch in (90, 80) for trace in (0, 1, 2)]  # the bulk-copy path of Hopper, the portable one
+# the bulk-copy path of Hopper, the portable one, and a newer one; records take the most registers
+KERNELS = [(arch, trace) for arch in (90, 80) for trace in (0, 1, 2)]
+QUICK = [(90, 0), (90, 1), (80, 0), (80, 1)]
+OTHERS = [120, *(pytest.param(arch, marks=pytest.mark.slow) for arch in (86, 89, 100))]
 # what the default kernel has not, in all combinations that could be the worst
 VARIANTS = {"head norms": {"qk_norm": True}, "all of 8 rows": {"qk_norm": True, "sampling": True}} | {
     f"all of {rows} rows": {"qk_norm": True, "sampling": True, "rows": rows} for rows in (16, 32, 64)
@@ -28,8 +31,10 @@ REGISTERS = 65536  # of an SM, every architecture from 8.0 on
 
 
 @pytest.fixture(scope="module")
-def kernels():
-    """(arch, trace) -> (cubin, ptxas report) of the megakernel."""
+def kernels(request):
+    """(arch, trace) -> (cubin, ptxas report) of the megakernel, for all that this run's tests ask for."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    asked = {call.params["kernel"] for call in calls if call and call.params.get("kernel") in KERNELS}
     source = (CUDA / "megakernel.cu").read_text(encoding="utf-8")
 
     def compile_one(kernel):
@@ -37,7 +42,12 @@ def kernels():
         return build.compile_cubin(source, arch, kernel_defines(128, trace))
 
     with ThreadPoolExecutor() as pool:  # the compiler lets go of the interpreter's lock
-        return dict(zip(KERNELS, pool.map(compile_one, KERNELS), strict=True))
+        return dict(zip(asked, pool.map(compile_one, asked), strict=True))
+
+
+every_kernel = pytest.mark.parametrize(
+    "kernel", [pytest.param(k, marks=[pytest.mark.slow] * (k not in QUICK), id=f"sm_{k[0]}-trace{k[1]}") for k in KERNELS]
+)
 
 
 def usage(report: str) -> dict[str, int]:
@@ -49,12 +59,24 @@ def usage(report: str) -> dict[str, int]:
     return {name: max(values, default=0) for name, values in found.items()}
 
 
-@pytest.mark.timeout(600)  # six compilations of a large kernel
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: f"sm_{k[0]}-trace{k[1]}")
+@pytest.mark.timeout(600)  # four compilations of a large kernel, or six
+@every_kernel
 def test_registers_spills_and_shared_memory(kernels, kernel):
     cubin, report = kernels[kernel]
     used = usage(report)
     print(f"sm_{kernel[0]}, trace {kernel[1]}: {used}, {len(cubin)} bytes, at most {FIXED_SHARED} bytes of shared memory fixed")
+    assert used["spilled"] == used["loaded"] == used["stack"] == used["shared"] == 0
+    assert used["registers"] * build.THREADS <= REGISTERS
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", OTHERS)
+def test_one_binary_of_each_architecture(arch):
+    """Untraced; a block of sm_86, sm_89 and sm_120 has less shared memory than the kernel wants, which its opening says."""
+    source = (CUDA / "megakernel.cu").read_text(encoding="utf-8")
+    cubin, report = build.compile_cubin(source, arch, kernel_defines(128, 0))
+    used = usage(report)
+    print(f"sm_{arch}: {used}, {len(cubin)} bytes")
     assert used["spilled"] == used["loaded"] == used["stack"] == used["shared"] == 0
     assert used["registers"] * build.THREADS <= REGISTERS
 
@@ -83,7 +105,7 @@ def sass(cubin: bytes, folder: Path) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: f"sm_{k[0]}-trace{k[1]}")
+@every_kernel
 def test_no_timer_is_read_untraced(kernels, kernel, tmp_path):
     code = sass(kernels[kernel][0], tmp_path)
     assert "HMMA.16816.F32.BF16" in code  # this is the kernel, and in the language we take it for
@@ -227,6 +249,16 @@ def test_a_kernel_is_compiled_once(cache, capsys):
     assert build.megakernel(90, MK_DELAYS=0, MK_TRACE=1) == first
     assert compiled == [(90, {"MK_TRACE": 1, "MK_DELAYS": 0})]
     assert capsys.readouterr().err == ""
+
+
+def test_kernels_of_several_widths_are_compiled_together(cache, capsys):
+    _, compiled = cache
+    first = build.megakernel(90, MK_ROWS=16)
+    capsys.readouterr()
+    paths = build.megakernels(90, [{"MK_TRACE": 1}, {"MK_ROWS": 16}, {"MK_ROWS": 32}])
+    assert paths[1] == first and len(compiled) == 3 and len(set(paths)) == 3
+    assert re.fullmatch(r"compiling the megakernel for sm_90, 2 variants, once … \d+\.\d s\n", capsys.readouterr().err)
+    assert {path.read_bytes() for path in paths} == {b"cubin 1", b"cubin 2", b"cubin 3"}
 
 
 @pytest.mark.parametrize("file", ["abi.h", "ptx.cuh", "block.cuh", "megakernel.cu"])

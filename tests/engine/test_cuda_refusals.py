@@ -9,14 +9,17 @@ import torch
 from checkpoints import make_checkpoint
 from rows import open_backend
 
+from engine.builder import StepShape
 from engine.checkpoint import Weights
 from engine.config import load_config
 from engine.cuda import backend, memory
 from engine.cuda.device import Device
 from engine.cuda.memory import bytes_needed, work_arrays
 from engine.cuda.weights import PackedWeights, check_supported
+from engine.shapes import shape
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
+from mkviz.policies import POLICIES, make_schedule
 
 H200 = {"name": "NVIDIA H200", "arch": 90, "sms": 132, "shared": 232448, "free": 140_000_000_000}
 
@@ -48,18 +51,16 @@ def test_too_little_memory(monkeypatch, config):
     assert said.endswith("0.06 GB free; fewer pages, a smaller model, or a larger GPU")
 
 
-def test_pages_that_fit_what_is_free():
+@pytest.mark.parametrize(
+    ("free", "wanted", "margin", "pages"),
+    [(4e9, 5000, 1 << 30, 1926), (4e9, 1926, 0, 1926), (4e9, 20, 0, 20), (100e9, 10**6, 5e9, 94_000), (1e9, 9, 1 << 30, 1)],
+)
+def test_pages_that_fit_what_is_free(free, wanted, margin, pages):
     """Of 4 GB a gibibyte is kept: beside a GB of weights 1.926 GB are for pages of a megabyte.  Of 100 GB 5 are kept."""
-    for free, wanted, margin, pages in (
-        (4e9, 5000, 1 << 30, 1926),
-        (4e9, 20, 1 << 30, 20),
-        (100e9, 10**6, 5e9, 94_000),
-        (1e9, 9, 1 << 30, 1),
-    ):
-        arrays, need = {"kv": (np.uint16, (wanted, 500_000))}, {"weights": 1_000_000_000, "KV pages": wanted * 1_000_000}
-        memory.fit(arrays, need, int(free))
-        assert need == {"weights": 1_000_000_000, "KV pages": pages * 1_000_000, "margin": margin}
-        assert arrays == {"kv": (np.uint16, (pages, 500_000))}
+    arrays, need = {"kv": (np.uint16, (wanted, 500_000))}, {"weights": 1_000_000_000, "KV pages": wanted * 1_000_000}
+    memory.fit(arrays, need, int(free))
+    assert need.pop("margin", 0) == margin and need == {"weights": 1_000_000_000, "KV pages": pages * 1_000_000}
+    assert arrays == {"kv": (np.uint16, (pages, 500_000))}
 
 
 def test_the_plan_says_what_is_kept_free(monkeypatch, config, capsys):
@@ -88,6 +89,20 @@ def test_memory_by_hand(config):
     words += 8 * 97 + 2 * 8 * tiles + 16 * 8 + 128 + 132 * 7 * 4  # logits, tiles, greedy, routes, states
     halves = 8 * 4 * 32 + 4 * 32 * 8 + 8 * 48 * 8 + 1 + 1  # q, attention, expert hidden, no dense, no shared
     assert need["activations"] == 4 * words + 2 * halves
+
+
+@pytest.mark.parametrize("trace", [1, 2])
+def test_rings_for_two_of_the_largest_steps(trace):
+    """Where nothing may be lost, under every policy: each storer of an SM leaves the records of every fourth of its tasks."""
+    opened = object.__new__(backend.CudaBackend)
+    opened.config, opened.sms, opened.trace, opened.max_rows = shape("north-mini-code", 8, 32_768), 132, trace, 64
+    opened.tiling = Tiling.for_tensor_cores(opened.config, 132, sampling=True)
+    capacity, graph = opened._ring_capacity(), opened.graph_of(StepShape(64, 256)).graph
+    share = trace * len(graph) // (132 * 4)
+    assert capacity & (capacity - 1) == 0 and 2 * share <= capacity <= 6 * share
+    for policy in (p for p in POLICIES if p != "claimed"):
+        longest = int(np.diff(make_schedule(graph, 132, policy).order_ptr.astype(int)).max())
+        assert 2 * trace * -(-longest // 4) <= capacity, policy
 
 
 @pytest.mark.parametrize(
@@ -133,6 +148,13 @@ def test_a_checkpoint_that_would_be_rounded(tmp_path, storage):
 def test_activations_that_leave_no_ring(monkeypatch, config):
     said = refuse(monkeypatch, replace(config, hidden=16384))
     assert said == "hidden_size: 16384; what leaves 48 KiB of 232448 bytes of shared memory"
+
+
+def test_a_gpu_without_room_for_any_ring(monkeypatch, config):
+    """The fixed part, 53 KiB, and three chunks of 16 KiB are 103,424 bytes; a block of an RTX 4090 has 99 KiB."""
+    for rows in (8, None):
+        said = refuse(monkeypatch, config, {"name": "RTX 4090", "arch": 89, "shared": 101_376}, rows=rows)
+        assert said == "RTX 4090: 101376 bytes of shared memory for a block; 103424 and what rows need; or use --backend cpu"
 
 
 def test_wide_steps_that_leave_no_ring(monkeypatch, config):

@@ -6,6 +6,7 @@ from checkpoints import make_checkpoint
 from emulated import EmulatedBackend, open_emulated
 from rows import Rows, open_backend, same_bits
 
+from engine.builder import StepShape
 from engine.pick import logprobs, pick
 from engine.plan import StepPlan
 from engine.sampling import SamplingParams
@@ -166,6 +167,23 @@ def narrow(directory):
 def test_a_row_has_the_same_bits_in_every_bucket(directory, narrow, rows):
     wide = many_rows(directory, rows=rows, seed=rows)
     assert all(same_bits(a, b) for a, b in zip(narrow, wide, strict=True))
+
+
+def test_a_long_prompt_has_one_table_of_wide_steps(directory):
+    """What it will come to is told with its first step; the splits that this does not have are skipped."""
+    i32, n = np.int32, 12
+    tokens = np.random.default_rng(6).integers(3, 97, n).astype(i32)
+    asked = {"sequence": np.zeros(n, i32), "wants_logits": np.ones(n, bool), "pages": np.arange(8, dtype=i32)[None]}
+    logits = []
+    for keys, shapes in ((0, [StepShape(16, 1)]), (500, [StepShape(16, 4)])):
+        backend = open_emulated(directory, rows=16)
+        logits.append(backend.step(StepPlan(tokens, np.arange(n, dtype=i32), **asked, keys=keys)).logits)
+        assert list(backend._programs) == shapes
+    backend.step(
+        StepPlan(tokens[:8], np.arange(n, n + 8, dtype=i32), np.zeros(8, i32), np.ones(8, bool), asked["pages"], keys=500)
+    )
+    assert list(backend._programs)[1:] == [StepShape(8, 1)], "few rows have tables for every length"
+    assert same_bits(*logits)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ def _variants() -> list[dict]:
 
 def pytest_addoption(parser):
     parser.addoption("--evidence", type=Path, help="write the figures of the GPU tests into this JSON file")
+    parser.addoption("--portable", action="store_true", help="all kernels with the copies of sm_80 (MK_BULK=0)")
     parser.addoption("--commit", help="the commit that is tested, where there is no git to ask")
 
 
@@ -82,7 +83,21 @@ def evidence(request):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled(request):
+def portable(request):
+    """With ``--portable`` every kernel, of whatever test here, copies by cp.async and waits by test_wait, as below sm_90."""
+    if not request.config.getoption("portable", False):
+        yield
+        return
+    from engine.cuda import backend
+
+    defines = backend.kernel_defines
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "kernel_defines", lambda *a, **more: defines(*a, **more) | {"MK_BULK": 0})
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(request, portable):
     """Compile what the tests will ask for, all at once: one after the other it would take a minute."""
     if all(item.get_closest_marker("gpu") is None for item in request.session.items):
         return

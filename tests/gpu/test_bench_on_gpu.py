@@ -6,6 +6,7 @@ import json
 import pytest
 
 from mkviz.cli import main
+from mkviz.trace import Trace
 
 pytestmark = pytest.mark.gpu
 
@@ -29,3 +30,19 @@ def test_the_baseline_computes_the_same_every_way(tmp_path, evidence, shape, lay
     evidence.add("read stream", shape=shape, what=told["ceiling"]["what"], gb_s=told["ceiling"]["gb_s"])
     assert len({rate["what"] for rate in told["ceiling"]["measured"]}) == 2  # so few layers might lie in a cache
     assert 100 < told["ceiling"]["gb_s"] < 10_000
+
+
+@pytest.mark.timeout(600)
+def test_ablations_give_the_same_tokens(tmp_path, evidence):
+    """Each is another graph or another kernel of the same decode; their traces are whole."""
+    path = tmp_path / "decode.json"
+    sizes = ["--layers", "3", "--batch", "1", "3", "--context", "5000", "--steps", "4", "--runs", "3"]
+    command = ["bench", "decode", "--shape", "north-mini-code", *sizes, "--ablate", "--traces", str(tmp_path)]
+    assert main([*command, "--json", str(path)]) == 0
+    for point in json.loads(path.read_text(encoding="utf-8"))["points"]:
+        assert len(point["ablations"]) == 6
+        for entry in point["ablations"]:
+            evidence.add("ablation", batch=point["batch"], name=entry["name"], ratio=entry["ratio"])
+            assert entry["same_tokens"], entry["name"]
+            trace = Trace.open(tmp_path / f"{entry['name']}-{point['batch']}x5000.mkt.zip")
+            assert len(trace.events()) == 2 * entry["tasks"]

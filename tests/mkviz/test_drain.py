@@ -321,6 +321,17 @@ def test_close_takes_the_rest_whatever_the_budget():
     assert m.sink.numbers[-20:] == list(range(20, 40))
 
 
+def test_a_step_of_more_records_than_the_budget_is_still_shown():
+    """Five tasks a step, two records a poll: ten are read, and of those of steps 18 and 19 one is whole; later ones too."""
+    m = Machine(capacity=1024, budget=2)
+    m.drain.graph(0, m.graph, m.schedule)
+    for step in range(0, 60, 20):
+        m.run(*range(step, step + 20))
+        m.polls()
+    assert {18, 38, 58} <= set(m.sink.numbers)
+    assert m.drain.stats.written == 300 and m.drain.stats.lost >= 300 - 3 * 10
+
+
 def test_making_room_between_steps_loses_nothing_and_reads_no_more_than_it_must():
     m = Machine(capacity=16, budget=None)  # SM 0 writes three records a step: half full with the third
     m.drain.graph(0, m.graph, m.schedule)
