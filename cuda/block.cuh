@@ -70,7 +70,7 @@ struct Routing {
 };
 
 struct Shared {  // the fixed part; ring stages, resident activations and q buffers lie behind it
-  Tile tile[STORERS][TILE_BUFFERS];
+  Tile tile[STORERS - 1][TILE_BUFFERS];  // the last storer has tasks without
   float wide[MATH_WARPS][ROWS];        // maxima of the softmax, one row a math warp
   uint2 probs[SPLIT / 16][32];         // P of a split as B fragments
   Routing routing[2];                  // of the SM's routed layers, in turn

@@ -45,12 +45,23 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
   u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
   u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
   u32* held = hidden_held(b) + odd * 32 + piece * 2;
+#ifndef MK_G
+#define MK_G 0
+#endif
+  constexpr u32 N = MK_G ? 4 : 8;
+#if MK_G
+  {
+    uint4 word[1];
+    bool mine = odd < n && f0 + (piece >> 2) < parts.k16;
+    if (!read_tagged(walk, t, 0, walk.tag(t.layer), word, polls, [&](u32) { return mine; }, [&](u32) { return v + (odd < chunks ? 0 : parts.k16 * 8) + f0 * 8 + piece * 2; })) return false;
+  }
+#endif
 #pragma unroll 1
-  for (u32 first = 0; first < n; first += 16) {
-    uint4 words[8];
-    const u64* from[8];
+  for (u32 first = 0; first < n; first += 2 * N) {
+    uint4 words[N];
+    const u64* from[N];
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
+    for (u32 i = 0; i < N; ++i) {
       u32 chunk = first + i * 2 + odd, part = min(chunk / chunks, parts.parts), k = (chunk - part * chunks) * CHUNK_K16 + f0;
       bool mine = chunk < n && k + (piece >> 2) < (part < parts.parts ? parts.k16 : parts.tail);
       from[i] = mine ? (part < parts.parts ? v + part * parts.k16 * 8 : w) + k * 8 + piece * 2 : nullptr;
@@ -58,7 +69,7 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
     if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, [&](u32 i) { return from[i] != nullptr; }, [&](u32 i) { return from[i]; }))
       return false;
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i)
+    for (u32 i = 0; i < N; ++i)
       if (from[i]) *(uint2*)(held + (first + i * 2) * 32) = make_uint2(words[i].x, words[i].z);
   }
   __syncwarp();

@@ -30,8 +30,8 @@ from mkviz.policies import make_schedule
 from mkviz.schedule import Schedule
 from mkviz.validate import check
 
-FIXED_SHARED = 53 << 10  # bytes of a block's shared memory besides ring, activations and q; the build asserts that it is enough
-WIDE_SHARED = {16: 10 << 10, 32: 22 << 10, 64: 45 << 10}  # more of them in the kernel for so many rows: sums and routing
+FIXED_SHARED = 39 << 10  # bytes of a block's shared memory besides ring, activations and q, in the kernel for one row
+MORE_SHARED = {1: 0, 8: 1 << 10, 16: 15 << 10, 32: 27 << 10, 64: 50 << 10}  # and in those for more: the build asserts that it is enough
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
@@ -55,7 +55,7 @@ def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool
 
 
 def fixed_shared(bucket: int) -> int:
-    return FIXED_SHARED + WIDE_SHARED.get(bucket, 0)
+    return FIXED_SHARED + MORE_SHARED[bucket]
 
 
 class CudaBackend:
