@@ -38,7 +38,7 @@ static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
 #endif
 static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = (MK_EXPERTS + 31) / 32 * 32;
 static constexpr u32 MAX_ACTIVE = MAX_ROWS * MAX_TOP_K < MAX_EXPERTS ? MAX_ROWS * MAX_TOP_K : MAX_EXPERTS;
-// At level 1 one in so many of an SM's tasks reads the ring's fill, and those whose bytes came last.  0: not read.
+// At level 1 one in so many of an SM's tasks reads the ring's fill.
 static constexpr u32 FILL_EVERY = MK_TRACE > 1 ? 1 : 4;
 static constexpr u32 STAMPS = 64;     // tasks whose stamps are kept: more than can be in flight between loader and storer
 

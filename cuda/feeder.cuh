@@ -80,19 +80,9 @@ struct Feeder {
                                      __uint_as_float(w[2 * k + 1].z));
         return true;
       };
-#ifndef MK_N
-#define MK_N 0
-#endif
-#if MK_N
-      uint4 w[4];
-#pragma unroll
-      for (u32 i = 0; i < HELD; i += 2)
-        if (!some(w, i)) return false;
-#else
-      uint4 one[2], two[4], three[6];  // all SMs poll this: a little of it, until that is there
-      static_assert(HELD == 1 + 2 + 3, "what a thread holds");
-      if (!some(one, 0) || !some(two, 1) || !some(three, 3)) return false;
-#endif
+      uint4 one[2], two[4];  // all SMs poll this: a little of it, until that is there
+      static_assert(HELD == 6, "one, two, two and one");
+      if (!some(one, 0) || !some(two, 1) || !some(two, 3) || !some(one, 5)) return false;
       ready(polls);
       return true;
     };

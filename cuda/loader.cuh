@@ -190,17 +190,17 @@ struct Loader {
     if (!walk.has_work(t)) return true;
     jitter(b.p, b.sm * 8, t.id);
 #if MK_TRACE
-    if (b.lane == 0) {
-      claim(b, walk.work);
-      ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_LOADER] = {t.id, mkviz::RUNNING, NO_COUNTER, 0};
-    }
-    __syncwarp();
+    if (b.lane == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_LOADER] = {t.id, mkviz::RUNNING, NO_COUNTER, 0};
 #endif
     ++walk.work;
 #if MK_ABLATE
     if (!ablated(t)) return false;
 #endif
     if (!(t.op != ATTENTION ? weights(t) : WIDE ? pages_of_rows(t) : pages(t, t.a))) return false;
+#if MK_TRACE
+    if (b.lane == 0) claim(b, walk.work - 1);  // not before its chunks are on their way: reading the timer takes as long as one of them
+    __syncwarp();
+#endif
 #if MK_TRACE
     if (t.op == EXPERT_DOWN && t.tile == 0) note_routes(t.layer);  // once a layer, and not before all experts are under way
 #endif

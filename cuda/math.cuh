@@ -55,7 +55,7 @@ struct Math {
     bool late = __ballot_sync(~0u, ptx::phase_over_now(first, place.phase)) != ~0u;  // all lanes go the same way
     if (late && !wait_barrier(first, place.phase, ROLE_MATH, t.id, walk.step)) return false;
     u32 now = ptx::cycles(), landed = 0;
-    if (late || (walk.work & (FILL_EVERY - 1)) == 0) landed = stages_landed();
+    if ((walk.work & (FILL_EVERY - 1)) == 0) landed = stages_landed();
     Stamp& s = stamp_of(b, walk.work);
     if (b.lane == 0) s.begin = now, s.landed = landed, s.late = late;
     return true;

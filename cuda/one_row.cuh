@@ -45,20 +45,10 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
   u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
   u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
   u32* held = hidden_held(b) + odd * 32 + piece * 2;
-#ifndef MK_G
-#define MK_G 0
-#endif
-  constexpr u32 N = MK_G ? 4 : 8;
-#if MK_G
-  {
-    uint4 word[1];
-#ifndef MK_GM
-#define MK_GM 31
-#endif
-    bool mine = odd < n && f0 + (piece >> 2) < parts.k16 && (b.lane & ~MK_GM) == 0;
-    if (!read_tagged(walk, t, 0, walk.tag(t.layer), word, polls, [&](u32) { return mine; }, [&](u32) { return v + (odd < chunks ? 0 : parts.k16 * 8) + f0 * 8 + piece * 2; })) return false;
-  }
-#endif
+  constexpr u32 N = 4;
+  uint4 one[1];  // a little is polled until it is there, and then the rest is read
+  auto mine = [&](u32) { return odd == 0 && f0 + (piece >> 2) < parts.k16; };
+  if (!read_tagged(walk, t, 0, walk.tag(t.layer), one, polls, mine, [&](u32) { return v + f0 * 8 + piece * 2; })) return false;
 #pragma unroll 1
   for (u32 first = 0; first < n; first += 2 * N) {
     uint4 words[N];
@@ -275,15 +265,6 @@ __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& wal
     bool reads_ends = in_ends == 0 && lane < min(2 * MERGE_BATCH, splits - base);
     auto mine = [&](u32 i) { return i < MERGE_BATCH ? i < n && works : reads_ends; };
     auto at = [&](u32 i) { return i < MERGE_BATCH ? out + (base + i) * p.head_dim : ends_of + base * 2 + (i - MERGE_BATCH); };
-#ifndef MK_M
-#define MK_M 0
-#endif
-#if MK_M
-    if (in_ends == 0) {
-      uint2 word[1];
-      if (!read_tagged(walk, t, 0, tag, word, polls, [&](u32) { return reads_ends; }, [&](u32) { return ends_of + base * 2; })) return false;
-    }
-#endif
     if (!read_tagged(walk, t, 0, tag, v, polls, mine, at)) return false;
     if (in_ends == 0) ends = make_uint4(v[MERGE_BATCH].x, 0, v[MERGE_BATCH + 1].x, 0);
     float top = __uint_as_float(__shfl_sync(~0u, ends.x, (lane + in_ends) & 31)), sum = __uint_as_float(__shfl_sync(~0u, ends.z, (lane + in_ends) & 31));

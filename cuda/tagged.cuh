@@ -14,10 +14,7 @@ __device__ __forceinline__ void load_tagged(uint4& v, const u64* at) { v = ptx::
 // Poll once more?  Counter `wait` of the task stands for the data where a stuck launch is reported.
 __device__ __noinline__ bool poll_again(u32 polls, const Params& p, const Task& t, u32 wait, u32 role, u32 step) {
   const Shared& s = shared_block();
-#ifndef MK_SLEEP
-#define MK_SLEEP 0
-#endif
-  if (MK_SLEEP) __nanosleep(MK_SLEEP);
+  __nanosleep(200);  // polls take bandwidth from those who are still at work
   if ((polls & 63) == 0 && aborted(s.abort)) return false;
   if (polls <= s.poll_budget) return true;
   u32 c = t.wait[wait], target = (p.epoch + step) * t.wait_arrivals[wait] + t.need[wait];

@@ -24,7 +24,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-device-sampling", action="store_true", help="pick tokens on the host (cuda picks in the kernel)")
     parser.add_argument("--context", type=int, help="tokens of the longest request (default: the model's)")
-    parser.add_argument("--policy", default="round_robin", help="scheduling policy (see mkviz schedule show)")
+    parser.add_argument(
+        "--policy",
+        default="",
+        help="scheduling policy (see mkviz schedule show); default: the backend's own, balanced on cuda, round_robin on cpu",
+    )
 
 
 def open_engine(args: argparse.Namespace, **options):

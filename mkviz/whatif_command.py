@@ -20,7 +20,7 @@ class WhatIf:
         add("--in-sequence", nargs="?", const="o_proj", default="", metavar="OP",
             help="what runs beside an op in its layer begins when that is done (default: o_proj, of attention)")  # fmt: skip
         add("--sms", type=int, metavar="N", help="that many SMs, same tiles")
-        add("--policy", default="", help="tasks dealt out anew: round_robin, layered, list, claimed")
+        add("--policy", default="", help="tasks dealt out anew: round_robin, layered, list, balanced, claimed")
         add("--bandwidth", type=float, default=1.0, metavar="K", help="K times the machine's bandwidth")
         add("--no-prefetch", action="store_true", help="load a task's bytes only when it is its turn")
         add("--kernel-per-op", action="store_true", help="a kernel per op: launch, run, wait for all")

@@ -49,7 +49,11 @@ class BenchDecode:
         parser.add_argument("--context", type=int, nargs="+", default=[128], help="tokens before the first step (default 128)")
         parser.add_argument("--steps", type=int, default=16, help="steps of a launch (default 16)")
         parser.add_argument("--runs", type=int, default=12, help=f"launches that count, after {WARM} that do not (default 12)")
-        parser.add_argument("--policy", default="round_robin", help="scheduling policy (see mkviz schedule show)")
+        parser.add_argument(
+            "--policy",
+            default="",
+            help="scheduling policy (see mkviz schedule show); default: the backend's own, balanced on cuda, round_robin on cpu",
+        )
         parser.add_argument("--baseline", action="store_true", help="torch's kernel-per-op decode of the same weights, in turn")
         parser.add_argument("--ablate", action="store_true", help="the kernel without one of its ideas, each in turn with it")
         parser.add_argument("--traces", type=Path, metavar="DIR", help="two traced steps of each, as zipped traces")
@@ -255,7 +259,7 @@ def _check(args: argparse.Namespace) -> None:
         for value in values:
             if value < 1 or (most and value > most):
                 raise MkvizError(f"--{name}: {value}", right)
-    if args.policy not in POLICIES:
+    if args.policy and args.policy not in POLICIES:
         raise MkvizError(f"--policy: {args.policy!r}", f"one of {', '.join(POLICIES)}")
     if args.policy == "claimed" and args.backend == "cuda":
         raise MkvizError("--policy: claimed on the cuda backend", "one that owns every task, such as round_robin")
@@ -317,7 +321,7 @@ def _told(args: argparse.Namespace, config: ModelConfig, name: str, runner: Runn
         "layers": len(config.layers),
         "backend": args.backend,
         "tracing": "off",
-        "policy": args.policy,
+        "policy": runner.backend.policy,
         "kv": f"standard normal, {8 * runner.kv_element} bits an element",
         "memory_bytes": {"weights": runner.weight_bytes, "kv": runner.backend.kv_bytes},
         "steps_per_launch": args.steps,

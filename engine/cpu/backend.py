@@ -62,13 +62,14 @@ class CpuBackend:
     name, max_rows = "cpu", MAX_ROWS
 
     def __init__(self, config: ModelConfig, weights: Weights, *, sms: int = 16, workers: int | None = None, pages: int = 256,
-                 mode: str = "fp32", policy: str = "round_robin", trace: bool = True, ring_capacity: int = 1 << 14,
+                 mode: str = "fp32", policy: str = "", trace: bool = True, ring_capacity: int = 1 << 14,
                  tiling: Tiling | None = None, seed: int = 0, jitter_ns: int = 0, sampling: bool = False):  # fmt: skip
         if mode not in ("fp32", "bf16"):
             raise MkvizError(f"mode: {mode!r}", "fp32 or bf16")
         for name, value in (("sms", sms), ("workers", workers or 1), ("pages", pages)):
             if value < 1:
                 raise MkvizError(f"{name}: {value}", "at least 1")
+        policy = policy or "round_robin"
         if policy not in POLICIES:
             raise MkvizError(f"unknown policy {policy!r}", f"one of {', '.join(POLICIES)}")
         self.config, self.sms, self.policy, self.mode, self.trace = config, sms, policy, mode, trace

@@ -31,7 +31,13 @@ from mkviz.schedule import Schedule
 from mkviz.validate import check
 
 FIXED_SHARED = 39 << 10  # bytes of a block's shared memory besides ring, activations and q, in the kernel for one row
-MORE_SHARED = {1: 0, 8: 1 << 10, 16: 15 << 10, 32: 27 << 10, 64: 50 << 10}  # and in those for more: the build asserts that it is enough
+MORE_SHARED = {
+    1: 0,
+    8: 1 << 10,
+    16: 15 << 10,
+    32: 27 << 10,
+    64: 50 << 10,
+}  # and in those for more: the build asserts that it is enough
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
@@ -73,7 +79,7 @@ class CudaBackend:
     name, max_rows = "cuda", abi.BUCKETS[-1]  # unless it is opened for fewer
     ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
-    def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "round_robin",
+    def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "",
                  trace: bool | int = True, ring_capacity: int | None = 1 << 10, capture: bool = False, max_steps: int = 256,
                  poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None, sampling: bool = False,
                  rows: int | None = abi.ROWS, fit: bool = False):  # fmt: skip
@@ -85,7 +91,7 @@ class CudaBackend:
         if ring_capacity is not None and (ring_capacity < 4 or ring_capacity & (ring_capacity - 1)):
             raise MkvizError(f"ring_capacity: {ring_capacity}", "a power of two, at least 4")
         self.device: Device = open_device()
-        self.config, self.policy, self.trace = config, policy, int(trace)
+        self.config, self.policy, self.trace = config, policy or "balanced", int(trace)
         self.sms = sms or self.device.sms
         if self.sms > self.device.sms:
             raise MkvizError(
@@ -145,19 +151,20 @@ class CudaBackend:
                 self._arrays["kv"][page].fill(0)
 
     def _ring_capacity(self) -> int:
-        """Records of a ring that holds those of two of the largest steps: each of an SM's storers leaves those of every fourth
-        task, and a policy may give an SM half as many tasks more than its share."""
+        """Records of a ring that holds those of two of the largest steps: the storers of an SM's tiles leave those of every
+        third task, and a policy may give an SM half as many tasks more than its share."""
         if not self.trace:
             return 1 << 10
         tasks = len(self.graph_of(StepShape.covering(self.max_rows, self.config.max_positions)).graph)
-        records = 3 * self.trace * tasks // (self.sms * abi.STORERS)
+        records = 3 * self.trace * tasks // (self.sms * (abi.STORERS - 1))
         return max(1 << 10, 1 << records.bit_length())
 
     # -- the kernel -----------------------------------------------------------------------------------------------------
 
     def _buckets(self, rows: int | None) -> list[int]:
         """Rows that a kernel is needed for, in steps of up to ``rows``."""
-        buckets = [1] * memory.one_row(self.config) + [b for b in abi.BUCKETS if b <= (rows or abi.BUCKETS[-1])]
+        one = memory.one_row(self.config) and self.device.arch >= 90  # below, its tracing kernel has too few registers
+        buckets = [1] * one + [b for b in abi.BUCKETS if b <= (rows or abi.BUCKETS[-1])]
         for bucket in buckets:
             try:
                 self.layout(bucket, bucket)
@@ -211,11 +218,17 @@ class CudaBackend:
         """(graph id, program, its device arrays, [steps run]) for a step shape; built, scheduled and checked at first use."""
         if shape not in self._programs:
             built = self.graph_of(shape)
-            self.bind(built, make_schedule(built.graph, self.sms, self.policy))
+            self.bind(built, self.dealt(built.graph, shape))
         return self._programs[shape]
 
     def graph_of(self, shape: StepShape) -> StepGraph:
         return build_graph(self.config, shape, self._tiling(shape), 2)
+
+    def dealt(self, graph: Graph, shape: StepShape) -> Schedule:
+        """The schedule of a step's graph.  In the kernel for one row nobody waits for the page that the step writes, and an SM
+        with attention is as late as three tiles of experts take (measured: docs/decisions/0010)."""
+        one = self.policy == "balanced" and self._bucket(shape) == 1
+        return make_schedule(graph, self.sms, self.policy, **({"attention_bytes": 192 << 10, "fresh_bytes": 0} if one else {}))
 
     def bind(self, built: StepGraph, schedule: Schedule, validate: bool = True) -> None:
         """Use this graph and schedule for its step shape (``validate=False``: for tests of the watchdog)."""

@@ -87,7 +87,9 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
         ordered["routed"][a:b] = _routed_layers(ordered[a:b])
         storer_first[sm] = _assign_storers(ordered[a:b])
     head_tiles = int((g.op == OP["lm_head"]).sum())
-    return Program(g, schedule, ordered, schedule.order_ptr.astype(np.uint32), storer_first, layers, index["picked"], head_tiles)
+    return Program(
+        g, schedule, ordered, schedule.order_ptr.astype(np.uint32), storer_first, layers, index["picked"], head_tiles
+    )
 
 
 def _assign_storers(tasks: np.ndarray) -> np.ndarray:

@@ -39,7 +39,7 @@ class Settings:
     sms: int | None = _setting(None, "SMs: those that the cpu backend plays, or fewer of the GPU's", low=1)
     workers: int | None = _setting(None, "threads that play them (cpu backend)", low=1)
     mode: str = _setting("fp32", "arithmetic of the cpu backend", choices=("fp32", "bf16"))
-    policy: str = _setting("round_robin", "scheduling policy (see mkviz schedule show)")
+    policy: str = _setting("", "scheduling policy (see mkviz schedule show); empty: the backend's own")
     context: int | None = _setting(None, "tokens of the longest request, prompt and answer, if less than the model's", low=2)
     pages: int | None = _setting(None, "KV pages of 64 tokens (otherwise: what the contexts and memory ask for)", low=1)
     batch: int = _setting(8, "requests that run at once", low=1)
