@@ -181,7 +181,8 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row
 // Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
 // MERGE_BATCH splits get their weights together, which decides the bits; all reads of MERGE_AHEAD are under way together.
 static constexpr u32 MERGE_BATCH = 12;
-static constexpr u32 MERGE_AHEAD = WIDE ? MERGE_BATCH / 2 : MERGE_BATCH;
+static constexpr bool HALVES = WIDE || !MK_BULK;  // registers
+static constexpr u32 MERGE_AHEAD = HALVES ? MERGE_BATCH / 2 : MERGE_BATCH;
 
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
   const Params& p = b.p;
@@ -198,7 +199,7 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     float top = lane < n ? __ldcg(tops + base + lane) : NEG_INF, sum = lane < n ? __ldcg(sums + base + lane) : 0;
     float4 v[MERGE_AHEAD];
 #pragma unroll
-    for (u32 i = 0; i < MERGE_AHEAD && !WIDE; ++i)
+    for (u32 i = 0; i < MERGE_AHEAD && !HALVES; ++i)
       v[i] = i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + i) * p.head_dim)) : make_float4(0, 0, 0, 0);
     float last = peak;
     peak = fmaxf(peak, top);
@@ -209,7 +210,7 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
 #pragma unroll 1
     for (u32 first = 0; first < MERGE_BATCH; first += MERGE_AHEAD) {
 #pragma unroll
-      for (u32 i = 0; i < MERGE_AHEAD && WIDE; ++i)
+      for (u32 i = 0; i < MERGE_AHEAD && HALVES; ++i)
         v[i] = first + i < n && d < p.head_dim ? __ldcg((const float4*)(out + (u64)(base + first + i) * p.head_dim))
                                                : make_float4(0, 0, 0, 0);
 #pragma unroll

@@ -27,7 +27,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         default="",
-        help="scheduling policy (see mkviz schedule show); default: the backend's own, balanced on cuda, round_robin on cpu",
+        help="scheduling policy (default: the backend's own)",
     )
 
 

@@ -24,8 +24,8 @@ def _tile(rows: int, tiles: int) -> int:
 class Tiling:
     """Weight rows per task.  ``qkv_pairs``: pairs of rows of one head (RoPE turns pairs, so a tile never splits one).
     ``replicate``: whether each SM norms rows and finds their experts for itself; else these are tasks, one a row.
-    ``sample``: parts of a row's vocabulary, by the LM head's tiles (0: rows are not drawn by tasks).  ``merge``: parts of a head,
-    a merge task each.
+    ``sample``: parts of a row's vocabulary, by the LM head's tiles (0: rows are not drawn by tasks).
+    ``merge``: parts of a head, a merge task each.
 
     No result depends on it.  Tiles that are multiples of 4 rows fill the interpreter's passes.
     """

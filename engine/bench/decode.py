@@ -52,7 +52,7 @@ class BenchDecode:
         parser.add_argument(
             "--policy",
             default="",
-            help="scheduling policy (see mkviz schedule show); default: the backend's own, balanced on cuda, round_robin on cpu",
+            help="scheduling policy (default: the backend's own)",
         )
         parser.add_argument("--baseline", action="store_true", help="torch's kernel-per-op decode of the same weights, in turn")
         parser.add_argument("--ablate", action="store_true", help="the kernel without one of its ideas, each in turn with it")

@@ -37,7 +37,7 @@ MORE_SHARED = {
     16: 15 << 10,
     32: 27 << 10,
     64: 50 << 10,
-}  # and in those for more: the build asserts that it is enough
+}  # in those for more; the build asserts it
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
@@ -270,7 +270,8 @@ class CudaBackend:
             "stages": self.layout(rows, bucket)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
             "held": self._held(bucket), "tag": self._tags.take(steps) if bucket == 1 else 0, "head_tile": self.tiling.lm_head,
-            "sample_parts": self.tiling.sample, "eps": c.eps,            "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
+            "sample_parts": self.tiling.sample, "eps": c.eps,
+            "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
         }.items():  # fmt: skip
             p[name] = value
         return p

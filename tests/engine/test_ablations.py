@@ -121,7 +121,7 @@ def test_changed_graphs_are_dealt_out_and_take_longer(policy):
 def test_each_says_what_it_is():
     _, plain = graph_of(layers=2)
     graphs = [a.graph(plain) for a in ABLATIONS]
-    assert len({g.name for g in graphs}) == len(graphs) == 5 and all(g.name.startswith(plain.name) for g in graphs)
+    assert len({g.name for g in graphs}) == len(graphs) == 6 and all(g.name.startswith(plain.name) for g in graphs)
     assert [g.meta["ablation"] for g in graphs] == list(ABLATION)
     assert [g.meta.get("prefetch", True) for g in graphs] == [name != "no-prefetch" for name in ABLATION]
     assert "ablation" not in plain.meta
