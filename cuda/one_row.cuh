@@ -257,7 +257,7 @@ __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& wal
   const u64 *out = (const u64*)p.part_out + at * p.head_dim + d, *ends_of = (const u64*)p.part_max + (at + lane) * 2;
   bool works = d < p.head_dim;
   float peak = NEG_INF, l = 0, y = 0;
-  uint4 ends = {};  // of 32 splits, one a lane: read with the first batch of them
+  uint4 ends = {};  // of two batches of splits, one a lane: read with the first
 #pragma unroll 1
   for (u32 base = 0; base < splits; base += MERGE_BATCH) {
     uint2 v[MERGE_BATCH + 2];  // and the halves of its end
