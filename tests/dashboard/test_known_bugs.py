@@ -152,7 +152,7 @@ def test_columns_stay_equally_long(store):
 def test_no_holoviews_in_the_page():
     program = (
         "import sys; from mkviz.dashboard.hub import Hub; from mkviz.dashboard.page import page; page(Hub(openers={}));"
-        "print([m for m in sys.modules if m.split('.')[0] == 'holoviews'])"
+        "print([m for m in list(sys.modules) if m.split('.')[0] == 'holoviews'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stderr
