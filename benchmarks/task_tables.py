@@ -39,7 +39,7 @@ def measure(config: ModelConfig, step: StepShape, sms: int) -> tuple[float, int,
     """(seconds, bytes on the device, tasks) of a step shape's table."""
     begin = time.perf_counter()
     tiling = Tiling.for_tensor_cores(config, sms, sampling=True)
-    built = build_graph(config, step, replace(tiling, replicate=step.rows <= 8))
+    built = build_graph(config, step, replace(tiling, norm_tasks=step.rows > 8, top_k_tasks=step.rows > 1))
     schedule = make_schedule(built.graph, sms, "round_robin")
     check(built.graph, schedule)
     program = make_program(config, built, schedule, Nowhere(config))

@@ -6,8 +6,8 @@
 #define MK_TRACE 0  // 0: no timer is read; 1: a record a task; 2: a second record of the phases inside it
 #endif
 #ifndef MK_ROWS
-// Most rows of a step: 1, whose activations travel as tagged words (tagged.cuh); 8; or 16, 32, 64, where norms and top-k are tasks and
-// activations stay in global memory.
+// Most rows of a step: 1, whose activations travel as tagged words (tagged.cuh); 8, where top-k is a task; or 16, 32, 64, where norms
+// are tasks too and activations stay in global memory.
 #define MK_ROWS 8
 #endif
 #ifndef MK_QK_NORM
@@ -87,10 +87,12 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u32 by_expert[MAX_EXPERTS][2];       // the loader's, while it lists rows: bit r: row r
   u16 slot_of[MAX_EXPERTS];            // the same
   float4 sums[MATH_WARPS][GROUPS][32]; // of the block that math is at, as in a tile, for each eight columns
-#else
-  float norm[2][ROWS][FEEDERS];        // per pass and row: each feeder's part of the sum
+#endif
+#if MK_ROWS == 8
+  u32 fresh[SLOTS];                    // whether math has to norm the rows that the task reads
 #endif
 #if MK_ROWS == 1
+  float norm[2][FEEDERS];              // per pass: each feeder's part of the sum
   u32 fresh[2][2][64];                 // beside each q buffer: key and value of the step's own token, bf16 pairs
 #endif
   u32 poll_budget;
@@ -183,7 +185,11 @@ struct Waiter {
 
 // Whether storers do it alone.
 __device__ __forceinline__ bool is_vector(u32 op) {
-  return op == EMBED || op == MERGE || op == PICK || (MK_SAMPLING && op == SAMPLE) || (WIDE && (op == NORM || op == TOP_K));
+  return op == EMBED || op == MERGE || op == PICK || (MK_SAMPLING && op == SAMPLE) || (WIDE && op == NORM) || (!ONE && op == TOP_K);
+}
+// Whether it reads the normed residual.
+__device__ __forceinline__ bool reads_x(u32 op) {
+  return op == QKV || op == ROUTER || op == EXPERT_UP || op == SHARED_UP || op == DENSE_UP || op == LM_HEAD;
 }
 __device__ __forceinline__ bool is_routed(u32 op) { return op == EXPERT_UP || op == EXPERT_DOWN; }
 

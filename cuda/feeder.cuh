@@ -24,110 +24,81 @@ struct Feeder {
     return true;
   }
 
-  __device__ __forceinline__ static bool reads_x(u32 op) {
-    return op == QKV || op == ROUTER || op == EXPERT_UP || op == SHARED_UP || op == DENSE_UP || op == LM_HEAD;
-  }
-
-  // Norm of every row of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share
-  // each row; sums are of threads, then lanes, then warps, always in the same order.  One row stays in registers between passes.
+#if MK_ROWS == 1
+  // Norm of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share the row; sums are of
+  // threads, then lanes, then warps, always in the same order (as norm.cuh has it for rows of more).
   static constexpr u32 HELD = 6, STRIDE = FEEDERS * 32;  // float4 a thread holds at a time
 
-  template <typename Read>
-  __device__ __forceinline__ void load(float4 (&v)[HELD], u32 base, u32 n, Read read) {
-#pragma unroll
-    for (u32 i = 0; i < HELD; ++i) {
-      u32 at = base + i * STRIDE + thread;
-      v[i] = at < n ? read(at) : make_float4(0, 0, 0, 0);
-    }
-  }
-
-#if MK_ROWS <= 8
-  __device__ __forceinline__ float together(u32 pass, u32 row) const {
+  __device__ __forceinline__ float together(u32 pass) const {
     float all = 0;
 #pragma unroll
-    for (u32 i = 0; i < FEEDERS; ++i) all += b.s.norm[pass][row][i];
+    for (u32 i = 0; i < FEEDERS; ++i) all += b.s.norm[pass][i];
     return all;
   }
-#endif
 
-  // Of layer `layer`, the last one's being the final norm.
-  __device__ __forceinline__ void load_weight(float4 (&g)[HELD], u32 layer, bool second, u32 base) {
-    const Params& p = b.p;
-    const float4* weight = (const float4*)(layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm);
-    load(g, base, p.hidden / 4, [&](u32 at) { return __ldg(weight + at); });
+  // Half of the thread's float4, from the first-th on.
+  __device__ __forceinline__ bool read(const Task& t, const u64* from, u32 tag, float4 (&v)[HELD], u32 first, u32 base, u32& polls, bool lightly) {
+    u32 n = b.p.hidden / 4, element = base + first * STRIDE + thread;
+    uint4 words[HELD];
+    auto mine = [&](u32 k) { return element + (k >> 1) * STRIDE < n; };
+    auto at = [&](u32 k) { return from + (element + (k >> 1) * STRIDE) * 4 + (k & 1) * 2; };
+    if (!read_tagged(walk, t, 0, tag, words, polls, mine, at, lightly)) return false;
+#pragma unroll
+    for (u32 k = 0; k < HELD / 2; ++k)
+      v[first + k] = make_float4(__uint_as_float(words[2 * k].x), __uint_as_float(words[2 * k].z), __uint_as_float(words[2 * k + 1].x),
+                                 __uint_as_float(words[2 * k + 1].z));
+    return true;
   }
 
-#if MK_ROWS <= 8
-  // `g` has the first weights.
-  __device__ __forceinline__ bool norm(const Task& t, u32 layer, bool second, float4 (&g)[HELD]) {
+  __device__ __forceinline__ bool norm(const Task& t, u32 layer, bool second) {
     const Params& p = b.p;
-    u32 n = p.hidden / 4, warp = thread >> 5;
-    bool whole = n <= HELD * STRIDE, keep = p.rows == 1 && whole, loaded = false;
+    const u64* from = (const u64*)(second ? p.mid : p.x);
+    const float4* weight = (const float4*)(layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm);
+    u32 n = p.hidden / 4, warp = thread >> 5, polls = 0, tag = walk.tag(layer);
+    bool loaded = false;
+    float mean = 0, scale = 0;
     float4 v[HELD];
-#if MK_ROWS == 1
-    u32 polls = 0;
-    auto load_x = [&](u32, u32 base) {
-      const u64* from = (const u64*)(second ? p.mid : p.x);
-      auto some = [&](auto& w, u32 first) {  // of the thread's float4 from the first on, two accesses each
-        constexpr u32 N = sizeof(w) / sizeof(w[0]);
-        u32 element = base + first * STRIDE + thread;
-        auto mine = [&](u32 k) { return element + (k >> 1) * STRIDE < n; };
-        auto at = [&](u32 k) { return from + (element + (k >> 1) * STRIDE) * 4 + (k & 1) * 2; };
-        if (!read_tagged(walk, t, 0, walk.tag(layer), w, polls, mine, at)) return false;
-#pragma unroll
-        for (u32 k = 0; k < N / 2; ++k)
-          v[first + k] = make_float4(__uint_as_float(w[2 * k].x), __uint_as_float(w[2 * k].z), __uint_as_float(w[2 * k + 1].x),
-                                     __uint_as_float(w[2 * k + 1].z));
-        return true;
-      };
-      uint4 one[2], two[4];  // all SMs poll this: a little of it, until that is there
-      static_assert(HELD == 6, "one, two, two and one");
-      if (!some(one, 0) || !some(two, 1) || !some(two, 3) || !some(one, 5)) return false;
-      ready(polls);
-      return true;
-    };
-#else
-    auto load_x = [&](u32 row, u32 base) {
-      const float4* from = (const float4*)(second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row));
-      load(v, base, n, [&](u32 at) { return __ldcg(from + at); });
-      return true;
-    };
-#endif
-    for (u32 pass = p.centre ? 0 : 1; pass < 2; ++pass) {  // 0: means; 1: mean squares of what is left
-      for (u32 row = 0; row < p.rows; ++row) {
-        float sum = 0, mean = pass && p.centre ? together(0, row) / p.hidden : 0;
-        for (u32 base = 0; base < n; base += HELD * STRIDE) {
-          if (!loaded && !load_x(row, base)) return false;
-          loaded = keep;
+#pragma unroll 1
+    for (u32 pass = p.centre ? 0 : 1;; ++pass) {  // 0: mean; 1: mean square of what is left; 2: what comes of it
+      float sum = 0;
+#pragma unroll 1
+      for (u32 base = 0; base < n; base += HELD * STRIDE) {
+        if (!loaded) {
+          bool much = n > HELD / 2 * STRIDE;  // all SMs poll it
+          if (!read(t, from, tag, v, 0, base, polls, much) || (much && !read(t, from, tag, v, HELD / 2, base, polls, false))) return false;
+          if (pass == (p.centre ? 0 : 1)) ready(polls);
+        }
+        loaded = n <= HELD * STRIDE;
+        if (pass < 2) {
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
             if (base + i * STRIDE + thread >= n) break;
             float4 d = make_float4(v[i].x - mean, v[i].y - mean, v[i].z - mean, v[i].w - mean);
             sum += pass ? sum_of_squares(d) : d.x + d.y + d.z + d.w;
           }
-        }
-        for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
-        if (b.lane == 0) b.s.norm[pass][row][warp] = sum;
-      }
-      if (!team()) return false;
-    }
-    for (u32 row = 0; row < p.rows; ++row) {
-      float mean = p.centre ? together(0, row) / p.hidden : 0, scale = rsqrtf(together(1, row) / p.hidden + p.eps);
-      for (u32 base = 0; base < n; base += HELD * STRIDE) {
-        if (!loaded && !load_x(row, base)) return false;
-        if (!whole) load_weight(g, layer, second, base);
+        } else {
+          float4 w[HELD];
 #pragma unroll
-        for (u32 i = 0; i < HELD; ++i) {
-          u32 at = base + i * STRIDE + thread;
-          if (at >= n) break;
-          float4 w = g[i];
-          *(uint2*)(b.x + row * p.x_stride + at * 2) =
-              make_uint2(pack_bf16((v[i].x - mean) * scale * w.x, (v[i].y - mean) * scale * w.y),
-                         pack_bf16((v[i].z - mean) * scale * w.z, (v[i].w - mean) * scale * w.w));
+          for (u32 i = 0; i < HELD; ++i) {
+            u32 at = base + i * STRIDE + thread;
+            w[i] = at < n ? __ldg(weight + at) : make_float4(0, 0, 0, 0);
+          }
+#pragma unroll
+          for (u32 i = 0; i < HELD; ++i) {
+            u32 at = base + i * STRIDE + thread;
+            if (at >= n) break;
+            *(uint2*)(b.x + at * 2) = make_uint2(pack_bf16((v[i].x - mean) * scale * w[i].x, (v[i].y - mean) * scale * w[i].y),
+                                                 pack_bf16((v[i].z - mean) * scale * w[i].z, (v[i].w - mean) * scale * w[i].w));
+          }
         }
       }
+      if (pass == 2) return true;
+      for (u32 o = 16; o; o >>= 1) sum += __shfl_xor_sync(~0u, sum, o);
+      if (b.lane == 0) b.s.norm[pass][warp] = sum;
+      if (!team()) return false;
+      if (pass == 0) mean = together(0) / p.hidden;
+      else scale = rsqrtf(together(1) / p.hidden + p.eps);
     }
-    return true;
   }
 #endif
 
@@ -171,11 +142,7 @@ struct Feeder {
     if (walk.step != seen_step) seen[0] = seen[1] = NO_COUNTER, seen_step = walk.step;
     bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD, fresh = false;
     u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
-    float4 norm_weight[HELD];
-    if (!WIDE && reads_x(t.op) && (tag != x_tag || walk.step != x_step)) {
-      fresh = true;
-      load_weight(norm_weight, layer, second, 0);  // under way while the counters are awaited
-    }
+    if (!WIDE && reads_x(t.op) && (tag != x_tag || walk.step != x_step)) fresh = true;
     bool works = fresh || t.op == ATTENTION || (ONE && t.op == O_PROJ && (heads_layer != t.layer || heads_step != walk.step));
     bool known = !works && thread >= 32;  // who has nothing to do leaves the wait to warp 0
     if (!known) {
@@ -193,13 +160,13 @@ struct Feeder {
       ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[0], walk.target(t.wait_arrivals[0], t.need[0])};
 #endif
     if (!WIDE && reads_x(t.op)) {
-#if MK_ROWS <= 8
       if (fresh) {
         if (!finished(x_last, t)) return false;
-        if (!norm(t, layer, second, norm_weight)) return false;
+#if MK_ROWS == 1
+        if (!norm(t, layer, second)) return false;
+#endif
         x_tag = tag, x_step = walk.step;
       }
-#endif
       x_last = walk.work + 1;
     } else if (t.op == ATTENTION) {
       u32 buffer = q_next & 1;
@@ -225,6 +192,9 @@ struct Feeder {
       }
       heads_last = walk.work + 1;
     }
+#endif
+#if MK_ROWS == 8
+    if (thread == 0) b.s.fresh[walk.work % SLOTS] = fresh;
 #endif
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.ready[walk.work % SLOTS]));

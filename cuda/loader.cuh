@@ -65,27 +65,46 @@ struct Loader {
     return true;
   }
 
-  // Top-k of every row from the router's logits, by this SM for itself.
+#if MK_ROWS <= 8
+  // The rows' experts: with one row from the router's logits, by this SM for itself; else from what TOP_K tasks have written.
   __device__ __forceinline__ bool route(const Task& t) {
     Routing& r = b.s.routing[walk.ordinal & 1];
     const Params& p = b.p;
-    u32 lane = b.lane, used[MAX_EXPERTS / 32] = {};
-    for (u32 row = 0; row < p.rows; ++row) {
-      float logits[MAX_EXPERTS / 32];
+    u32 lane = b.lane, used[MAX_EXPERTS / 32] = {}, count = 0;
+    auto put = [&](u32 row, u32 k, u32 expert, float weight) { r.chosen[row][k] = expert, r.weight[row][k] = weight; };
 #if MK_ROWS == 1
-      uint2 words[MAX_EXPERTS / 32];
-      u32 polls = 0;
-      auto mine = [&](u32 q) { return q * 32 + lane < p.experts; };
-      auto at = [&](u32 q) { return (const u64*)p.router_logits + q * 32 + lane; };
-      if (!read_tagged(walk, t, t.waits - 1, walk.tag(t.layer), words, polls, mine, at)) return false;
+    // Once for nothing: what is waited for is then met by instructions that are in the cache.
+#pragma unroll 1
+    for (u32 awaited = 0; awaited < 2; ++awaited) {
+      float logits[MAX_EXPERTS / 32] = {};
+      if (awaited) {
+        uint2 words[MAX_EXPERTS / 32];
+        u32 polls = 0;
+        auto mine = [&](u32 q) { return q * 32 + lane < p.experts; };
+        auto at = [&](u32 q) { return (const u64*)p.router_logits + q * 32 + lane; };
+        if (!read_tagged(walk, t, t.waits - 1, walk.tag(t.layer), words, polls, mine, at)) return false;
 #pragma unroll
-      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) logits[q] = mine(q) ? __uint_as_float(words[q].x) : NEG_INF;
-#else
-      load_logits(p, row, lane, logits);
-#endif
-      route_row(p, logits, lane, used, [&](u32 k, u32 expert, float weight) { r.chosen[row][k] = expert, r.weight[row][k] = weight; });
+        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) logits[q] = mine(q) ? __uint_as_float(words[q].x) : NEG_INF, used[q] = 0;
+      }
+      route_row(p, logits, lane, used, [&](u32 k, u32 expert, float weight) { put(0, k, expert, weight); });
     }
-    u32 count = 0;
+#else
+    constexpr u32 N = MAX_ROWS * MAX_TOP_K / 32;
+    u32 expert[N];
+    float weight[N];
+    auto mine = [&](u32 i) { return (i * 32 + lane) / MAX_TOP_K < p.rows && lane % MAX_TOP_K < p.top_k; };
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+      u32 at = i * 32 + lane;
+      expert[i] = mine(i) ? __ldcg((const u32*)p.chosen + at) : ~0u, weight[i] = mine(i) ? __ldcg((const float*)p.chosen_weight + at) : 0;
+    }
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+      if (mine(i)) put((i * 32 + lane) / MAX_TOP_K, lane % MAX_TOP_K, expert[i], weight[i]);
+#pragma unroll
+      for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) used[q] |= __reduce_or_sync(~0u, expert[i] >> 5 == q ? 1u << (expert[i] & 31) : 0);
+    }
+#endif
 #pragma unroll
     for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
       if (used[q] >> lane & 1) r.expert[count + __popc(used[q] & ((1u << lane) - 1))] = q * 32 + lane;
@@ -95,6 +114,7 @@ struct Loader {
     __syncwarp();
     return true;
   }
+#endif
 
 #if MK_ROWS > 8
   // The rows' experts, which TOP_K tasks have written, and of each active expert the rows that chose it.

@@ -1,6 +1,9 @@
 // The math warps: tensor-core products over chunks as they land.  Each leaves its partial tile to the task's storer.
 #pragma once
 #include "one_row.cuh"
+#if MK_ROWS == 8
+#include "norm.cuh"
+#endif
 #if MK_ROWS > 8
 #include "wide.cuh"
 #endif
@@ -99,6 +102,20 @@ struct Math {
     }
 #endif
     return true;
+  }
+#endif
+
+#if MK_ROWS == 8
+  // Norms of x (or mid) into the resident activations, a row a warp, where the feeders say so: they have awaited that math is through
+  // with what was there.
+  __device__ __forceinline__ bool norm(const Task& t) {
+    if (!b.s.fresh[walk.work % SLOTS]) return true;
+    const Params& p = b.p;
+    bool second = !p.parallel && t.op != QKV && t.op != LM_HEAD;
+    u32 layer = t.op == LM_HEAD ? p.layer_count : t.layer;
+    static_assert(MATH_WARPS >= ROWS, "a warp for each row");
+    if (b.warp < p.rows) norm_row(b, layer, second, b.warp, b.x + b.warp * p.x_stride);
+    return walk.meet(b.s.math_team);
   }
 #endif
 
@@ -209,6 +226,8 @@ struct Math {
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
 #if MK_ROWS == 1
     if (!gather(t)) return false;
+#elif MK_ROWS == 8
+    if (!norm(t)) return false;
 #endif
 #if MK_TRACE
     if (in_turn() && !begin(t)) return false;

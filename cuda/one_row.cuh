@@ -17,25 +17,20 @@ __device__ __forceinline__ u32* hidden_held(const Block& b) {
   return heads_held(b) + heads_words(b.p) + b.warp * ((b.p.held - heads_words(b.p)) / MATH_WARPS);
 }
 
-// Feeders: the heads.  They are awaited for long, so by one access a thread.
+// Feeders: the heads.
 __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walker& walk, u32 thread, u32& polls) {
-  constexpr u32 STRIDE = FEEDERS * 32;
+  constexpr u32 STRIDE = FEEDERS * 32, N = 6;
   u32 n = heads_words(b.p) / 2;
-  auto some = [&](auto& words, u32 first) {
-    constexpr u32 N = sizeof(words) / sizeof(words[0]);
-    auto mine = [&](u32 i) { return first + thread + i * STRIDE < n; };
-    auto at = [&](u32 i) { return (const u64*)b.p.attention + (first + thread + i * STRIDE) * 2; };
-    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, mine, at)) return false;
+#pragma unroll 1
+  for (u32 first = thread; first - thread < n; first += N * STRIDE) {
+    uint4 words[N];
+    auto mine = [&](u32 i) { return first + i * STRIDE < n; };
+    auto at = [&](u32 i) { return (const u64*)b.p.attention + (first + i * STRIDE) * 2; };
+    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, mine, at, n > 2 * STRIDE)) return false;
 #pragma unroll
     for (u32 i = 0; i < N; ++i)
-      if (mine(i)) *(uint2*)(heads_held(b) + (first + thread + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
-    return true;
-  };
-  uint4 one[1], more[5];
-  if (!some(one, 0)) return false;
-#pragma unroll 1
-  for (u32 first = STRIDE; first < n; first += 5 * STRIDE)
-    if (!some(more, first)) return false;
+      if (mine(i)) *(uint2*)(heads_held(b) + (first + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
+  }
   return true;
 }
 
@@ -45,10 +40,7 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
   u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
   u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
   u32* held = hidden_held(b) + odd * 32 + piece * 2;
-  constexpr u32 N = 4;
-  uint4 one[1];  // a little is polled until it is there, and then the rest is read
-  auto mine = [&](u32) { return odd == 0 && f0 + (piece >> 2) < parts.k16; };
-  if (!read_tagged(walk, t, 0, walk.tag(t.layer), one, polls, mine, [&](u32) { return v + f0 * 8 + piece * 2; })) return false;
+  constexpr u32 N = 8;
 #pragma unroll 1
   for (u32 first = 0; first < n; first += 2 * N) {
     uint4 words[N];
@@ -59,8 +51,8 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
       bool mine = chunk < n && k + (piece >> 2) < (part < parts.parts ? parts.k16 : parts.tail);
       from[i] = mine ? (part < parts.parts ? v + part * parts.k16 * 8 : w) + k * 8 + piece * 2 : nullptr;
     }
-    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, [&](u32 i) { return from[i] != nullptr; }, [&](u32 i) { return from[i]; }))
-      return false;
+    auto mine = [&](u32 i) { return from[i] != nullptr; };
+    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, mine, [&](u32 i) { return from[i]; }, first == 0 && n > N)) return false;
 #pragma unroll
     for (u32 i = 0; i < N; ++i)
       if (from[i]) *(uint2*)(held + (first + i * 2) * 32) = make_uint2(words[i].x, words[i].z);
@@ -265,7 +257,7 @@ __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& wal
     bool reads_ends = in_ends == 0 && lane < min(2 * MERGE_BATCH, splits - base);
     auto mine = [&](u32 i) { return i < MERGE_BATCH ? i < n && works : reads_ends; };
     auto at = [&](u32 i) { return i < MERGE_BATCH ? out + (base + i) * p.head_dim : ends_of + base * 2 + (i - MERGE_BATCH); };
-    if (!read_tagged(walk, t, 0, tag, v, polls, mine, at)) return false;
+    if (!read_tagged(walk, t, 0, tag, v, polls, mine, at, true)) return false;
     if (in_ends == 0) ends = make_uint4(v[MERGE_BATCH].x, 0, v[MERGE_BATCH + 1].x, 0);
     float top = __uint_as_float(__shfl_sync(~0u, ends.x, (lane + in_ends) & 31)), sum = __uint_as_float(__shfl_sync(~0u, ends.z, (lane + in_ends) & 31));
     float last = peak;

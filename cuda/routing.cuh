@@ -13,6 +13,7 @@ template <typename Put>
 __device__ __forceinline__ void route_row(const Params& p, const float (&v)[MAX_EXPERTS / 32], u32 lane, u32 (&used)[MAX_EXPERTS / 32], Put put) {
   float first = 0;
   u32 taken = 0;  // bit q: this lane's expert 32 q + lane is chosen
+#pragma unroll 1
   for (u32 k = 0; k < p.top_k; ++k) {
     float best = NEG_INF;
     u32 index = 0xffff;

@@ -5,8 +5,10 @@
 #if MK_SAMPLING
 #include "pick.cuh"
 #endif
-#if MK_ROWS > 8
+#if MK_ROWS > 1
 #include "row_tasks.cuh"
+#endif
+#if MK_ROWS > 8
 #include "wide.cuh"
 #endif
 #if MK_QK_NORM
@@ -132,10 +134,14 @@ struct Storer {
     }
 #endif
 #if MK_ROWS > 8
-    if (t.op == NORM || t.op == TOP_K) {
-      for (u32 row = t.a; row < min(t.b, b.p.rows); ++row)
-        if (t.op == NORM) norm_row(b, t, row);
-        else top_k_row(b.p, row, b.lane);
+    if (t.op == NORM) {
+      for (u32 row = t.a; row < min(t.b, b.p.rows); ++row) norm_row(b, min(t.layer, b.p.layer_count), t.c, row, row);
+      return true;
+    }
+#endif
+#if MK_ROWS > 1
+    if (t.op == TOP_K) {
+      for (u32 row = t.a; row < min(t.b, b.p.rows); ++row) top_k_row(b.p, row, b.lane);
       return true;
     }
 #endif
@@ -297,8 +303,6 @@ struct Storer {
 #endif
   }
 
-  static constexpr u32 HEADS_EVERY = 8;  // records of tasks that need no fence of their own
-
   // Whether all that the task leaves is tagged words: then its counter tells nobody but a report of a stuck launch.
   __device__ __forceinline__ bool hands_over(const Task& t) const {
     return t.op != LM_HEAD && t.op != PICK && t.op != SAMPLE && !(t.op == QKV && t.a >= b.p.heads);
@@ -357,8 +361,7 @@ struct Storer {
 #endif
       for (u32 i = 0; i < t.raises; ++i) ptx::add_relaxed((u32*)b.p.counters + t.raise[i] * 32);
 #if MK_TRACE
-      if (early && ring().head % HEADS_EVERY == 0) ptx::fence();
-      if (!early || ring().head % HEADS_EVERY == 0) ring().publish();  // what is written down from here on delays no consumer
+      if (!early) ring().publish();  // what is written down from here on delays no consumer; tasks without a fence leave it to the next with one
       if (vector) alone.begin = alone.ready;
       else if (!worked) alone = {0, (u32)ptx::global_ns(), publish, publish, publish, publish, publish, mkviz::NO_WAIT, 0, 0};
       record(t, vector || !worked ? alone : stamp_of(b, work), publish, worked ? mkviz::TASK : mkviz::SKIPPED, vector);
@@ -393,12 +396,21 @@ struct Storer {
       for (u32 i = first; i < b.count();) {
         const Task& t = walk.chained(i, i == first);
         i = t.next;
-        if (!task(t)) return;
+        if (!task(t)) return give_back();
       }
-      if (!enter(routed, mkviz::NO_TASK)) return;
+      if (!enter(routed, mkviz::NO_TASK)) return give_back();
 #if MK_TRACE
       if (b.lane == 0) ring().step(step_number() + 1);
 #endif
     }
+  }
+
+  // The launch is given up: the records so far may be read.
+  __device__ __forceinline__ void give_back() {
+#if MK_TRACE
+    if (b.lane) return;
+    ptx::fence();
+    ring().publish();
+#endif
   }
 };

@@ -22,34 +22,34 @@ __device__ __noinline__ bool poll_again(u32 polls, const Params& p, const Task& 
 }
 
 // By a whole warp: N accesses a lane, of one word (uint2) or of two (uint4), all under way together, until they all have the tag.
-// mine(i): whether the lane has an i-th one; at(i): where.  `polls` counts.  False: the launch is given up.
+// mine(i): whether the lane has an i-th one; at(i): where.  `lightly`: where much is awaited for long, one access a lane is polled
+// until it is there, and only then are all read; each read of all is a trip to the L2 cache, and takes bandwidth from the weights.
+// `polls` counts.  False: the launch is given up.
 template <typename V, u32 N, typename Mine, typename At>
-__device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at) {
+__device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at,
+                                            bool lightly = false) {
+  const u64* missing = lightly && mine(0) ? at(0) : nullptr;
   for (;;) {
-    bool there = true;
+    if (lightly) {
+      for (;;) {
+        V word = V();
+        if (missing) load_tagged(word, missing);
+        if (__ballot_sync(~0u, !missing || tagged(word, tag)) == ~0u) break;
+        if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
+      }
+    }
 #pragma unroll
     for (u32 i = 0; i < N; ++i) {
       v[i] = V();
       if (mine(i)) load_tagged(v[i], at(i));
     }
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) there = there && (!mine(i) || tagged(v[i], tag));
-    if (__ballot_sync(~0u, there) == ~0u) return true;
-    if (N <= 6) {
-      if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
-      continue;
-    }
-    // Many: one that was not there is polled until it is, and then all are read anew.  Polls of all take bandwidth from the weights.
-    const u64* missing = nullptr;
+    bool there = true;
+    missing = nullptr;
 #pragma unroll
     for (u32 i = 0; i < N; ++i)
-      if (mine(i) && !tagged(v[i], tag)) missing = at(i);
-    for (bool here = false; __ballot_sync(~0u, here) != ~0u;) {
-      if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
-      V word = V();
-      if (missing) load_tagged(word, missing);
-      here = !missing || tagged(word, tag);
-    }
+      if (mine(i) && !tagged(v[i], tag)) there = false, missing = at(i);
+    if (__ballot_sync(~0u, there) == ~0u) return true;
+    if (!lightly && !poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
   }
 }
 

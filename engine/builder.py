@@ -117,7 +117,7 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
 
     def normed(name, waits, second=0, layer=-1):
         """What products of normed rows wait for."""
-        return waits if tiling.replicate else row_tasks("norm", b.counter(name), second, layer=layer, waits=[waits])
+        return row_tasks("norm", b.counter(name), second, layer=layer, waits=[waits]) if tiling.norm_tasks else waits
 
     x = b.counter("x.0")
     for tile, (first, end) in enumerate(blocks):
@@ -135,7 +135,7 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
         if spec.mlp == "moe":  # first of all: no expert can be loaded before it is known
             router = b.counter(f"router.{layer}")
             matrix("router", config.experts, hidden, tiling.router, layer=layer, waits=[ffn_in], raises=[router])
-            if not tiling.replicate:
+            if tiling.top_k_tasks:
                 router = row_tasks("top_k", b.counter(f"top_k.{layer}"), layer=layer, waits=[router])
 
         units = [(h, h // group) for h in range(config.heads)]

@@ -23,7 +23,8 @@ def _tile(rows: int, tiles: int) -> int:
 @dataclass(frozen=True)
 class Tiling:
     """Weight rows per task.  ``qkv_pairs``: pairs of rows of one head (RoPE turns pairs, so a tile never splits one).
-    ``replicate``: whether each SM norms rows and finds their experts for itself; else these are tasks, one a row.
+    ``norm_tasks``, ``top_k_tasks``: whether rows are normed, and their experts found, by a task a row; else each SM does it for
+    itself.
     ``sample``: parts of a row's vocabulary, by the LM head's tiles (0: rows are not drawn by tasks).
     ``merge``: parts of a head, a merge task each.
 
@@ -39,7 +40,8 @@ class Tiling:
     lm_head: int
     sample: int = 0
     merge: int = 1
-    replicate: bool = True
+    norm_tasks: bool = False
+    top_k_tasks: bool = False
 
     @classmethod
     def for_sms(cls, config: ModelConfig, sms: int) -> Tiling:

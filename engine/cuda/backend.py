@@ -198,8 +198,9 @@ class CudaBackend:
         return next(b for b in self.buckets if b >= shape.rows)
 
     def _tiling(self, shape: StepShape) -> Tiling:
-        merge = -(-self.config.head_dim // 32) if self._bucket(shape) == 1 else 1  # an element a lane
-        return replace(self.tiling, replicate=shape.rows <= abi.ROWS, merge=merge)
+        bucket = self._bucket(shape)
+        merge = -(-self.config.head_dim // 32) if bucket == 1 else 1  # an element a lane
+        return replace(self.tiling, norm_tasks=bucket > abi.ROWS, top_k_tasks=bucket > 1, merge=merge)
 
     def _compile(self) -> dict[int, Path]:
         cubins = megakernels(self.device.arch, [self._defines(bucket) for bucket in self.buckets])

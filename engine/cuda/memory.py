@@ -45,7 +45,6 @@ def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_
         more |= {f"{ONE}{name}": spec for name, spec in tagged_arrays(c, splits).items()}
     if rows > abi.ROWS:
         more["normed"] = u16, (c.hidden * rows,)
-        more |= {"chosen": (u32, (rows, abi.MAX_TOP_K)), "chosen_weight": (f32, (rows, abi.MAX_TOP_K))}
     if sampling:
         more |= sampling_arrays(rows, max_steps, head_tiles)
     return more | {
@@ -57,6 +56,7 @@ def work_arrays(config: ModelConfig, pages: int, max_steps: int, sms: int, head_
         "q": (u16, (rows, c.heads, c.head_dim)), "part_out": (f32, (rows, c.heads, splits, c.head_dim)),
         "part_max": (f32, (rows, c.heads, splits)), "part_sum": (f32, (rows, c.heads, splits)),
         "attention": (u16, (c.heads * c.head_dim * rows,)), "router_logits": (f32, (rows, max(1, c.experts))),
+        "chosen": (u32, (rows, abi.MAX_TOP_K)), "chosen_weight": (f32, (rows, abi.MAX_TOP_K)),
         "expert_hidden": (u16, (max(1, min(c.experts, rows * c.top_k) * moe * rows),)),
         "dense_hidden": (u16, (max(1, dense * rows),)), "shared_hidden": (u16, (max(1, c.shared_width * rows),)),
         "logits": (f32, (rows, c.vocab)), "tile_max": (f32, (rows, head_tiles)), "tile_arg": (u32, (rows, head_tiles)),
