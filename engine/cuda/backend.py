@@ -34,9 +34,11 @@ FIXED_SHARED = 39 << 10  # bytes of a block's shared memory besides ring, activa
 MORE_SHARED = {
     1: 0,
     8: 1 << 10,
-    16: 15 << 10,
-    32: 27 << 10,
-    64: 50 << 10,
+    16: 12 << 10,
+    32: 21 << 10,
+    64: 40 << 10,
+    128: 79 << 10,
+    256: 94 << 10,
 }  # in those for more; the build asserts it
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
@@ -65,8 +67,8 @@ def fixed_shared(bucket: int) -> int:
 
 
 class CudaBackend:
-    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64 (None: as many of them as shared memory has room for), with a kernel
-    for each of these numbers up to it.
+    """Runs steps of at most ``rows`` rows: 8, 16, 32, 64, 128 or 256 (None: up to 64, as shared memory has room for), with a
+    kernel for each of these numbers up to it.
 
     ``pages``: KV pages of 64 tokens; ``fit``: or as many as the free memory holds beside all else and a margin.  ``trace``:
     level 0 (off), 1 or 2; ``ring_capacity``: records of a ring (None: of two of the largest steps).  ``sampling``: rows are
@@ -76,7 +78,7 @@ class CudaBackend:
     kernel does not support or that does not fit.
     """
 
-    name, max_rows = "cuda", abi.BUCKETS[-1]  # unless it is opened for fewer
+    name, max_rows = "cuda", abi.USUAL_ROWS  # unless it is opened for others
     ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "",
@@ -164,7 +166,7 @@ class CudaBackend:
     def _buckets(self, rows: int | None) -> list[int]:
         """Rows that a kernel is needed for, in steps of up to ``rows``."""
         one = memory.one_row(self.config) and self.device.arch >= 90  # below, its tracing kernel has too few registers
-        buckets = [1] * one + [b for b in abi.BUCKETS if b <= (rows or abi.BUCKETS[-1])]
+        buckets = [1] * one + [b for b in abi.BUCKETS if b <= (rows or abi.USUAL_ROWS)]
         for bucket in buckets:
             try:
                 self.layout(bucket, bucket)
@@ -179,7 +181,8 @@ class CudaBackend:
         is left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
         c, fixed = self.config, fixed_shared(bucket)
         activations = rows * self.x_stride if bucket <= abi.ROWS else 0
-        words = activations + self._held(bucket) + 2 * max(abi.ROWS, bucket) * (c.head_dim // 2 + 4)
+        attention_rows = StepShape(bucket, 1).row_block  # of a task, whose q is there twice: for math and for the next task
+        words = activations + self._held(bucket) + 2 * abi.ROWS * attention_rows * (c.head_dim // 2 + 4)
         resident = 4 * words + len(c.layers) * abi.LAYER.itemsize
         stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
