@@ -113,7 +113,7 @@ def test_rings_for_two_of_the_largest_steps(trace):
     [
         ({"trace": 3}, "trace: 3; 0 (off), 1"),
         ({"sms": 133}, "sms: 133; at most the 132 of NVIDIA H200"),
-        ({"rows": 24}, "rows: 24; one of 8, 16, 32, 64"),
+        ({"rows": 24}, "rows: 24; one of 8, 16, 32, 64, 128, 256"),
         ({"ring_capacity": 100}, "ring_capacity: 100; a power of two, at least 4"),
     ],
 )
