@@ -77,7 +77,7 @@ struct Units {
 // Leaves the sums of this warp and pass in `sums` f32[group][lane][4].
 template <typename Next>
 __device__ __forceinline__ void multiply_wide(Block& b, const Task& t, const Walker& walk, u32 pass, float* sums, Next next_chunk) {
-  constexpr u32 AHEAD = MK_BULK ? 4 : 3, NOBODY = ~0u;  // units whose activations are under way; one more spills below sm_90
+  constexpr u32 AHEAD = MK_BULK ? 4 : PASSES ? 2 : 3, NOBODY = ~0u;  // units whose activations are under way; one more spills below sm_90
   const Params& p = b.p;
   u32 lane = b.lane, f0 = b.warp * 4;
   const uint2* v = (const uint2*)(t.op == O_PROJ        ? p.attention

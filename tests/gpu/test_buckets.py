@@ -99,7 +99,9 @@ def test_a_prompt_of_3000_tokens_while_seven_rows_decode(directory, bucket, evid
     for i in range(8):
         alone = Rows(narrow, [rows.tokens[i]], seed=i).run(most=8)[0]
         same += same_bits(alone, rows.logits[i])
-    evidence.add("prefill beside decode", model=directory.name, bucket=bucket, prompt=3000, decoding=7, steps=steps, identical=same)
+    evidence.add(
+        "prefill beside decode", model=directory.name, bucket=bucket, prompt=3000, decoding=7, steps=steps, identical=same
+    )
     assert same == 8
 
 
