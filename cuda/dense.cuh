@@ -274,7 +274,8 @@ __device__ __forceinline__ Best best_before(Block& b, const Task& t, u32 block, 
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
     u32 row = first + b.lane * 2 + j, at = row * p.head_tiles + t.tile;
-    if (block && b.lane < 4 && row < p.rows) best.value[j] = __ldcg((const float*)p.tile_max + at), best.token[j] = __ldcg((const u32*)p.tile_arg + at);
+    if (block && b.lane < 4 && row < p.rows)
+      best.value[j] = __ldcg((const float*)p.tile_max + at), best.token[j] = __ldcg((const u32*)p.tile_arg + at);
   }
   return best;
 }

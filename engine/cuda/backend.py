@@ -31,15 +31,8 @@ from mkviz.schedule import Schedule
 from mkviz.validate import check
 
 FIXED_SHARED = 39 << 10  # bytes of a block's shared memory besides ring, activations and q, in the kernel for one row
-MORE_SHARED = {
-    1: 0,
-    8: 1 << 10,
-    16: 12 << 10,
-    32: 21 << 10,
-    64: 40 << 10,
-    128: 79 << 10,
-    256: 94 << 10,
-}  # in those for more; the build asserts it
+# what those for more rows take beyond it; the build asserts it
+MORE_SHARED = {rows: kib << 10 for rows, kib in {1: 0, 8: 1, 16: 12, 32: 21, 64: 40, 128: 79, 256: 94}.items()}
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
