@@ -263,7 +263,7 @@ class Engine:
             first, last = last + 1, last + count
             if sequence.state != "failed":  # the watchdog was not quicker
                 self._take(sequence, number, result, first, last)
-        if self.batcher.budget_ns and len(self.backend.graphs) == graphs:  # it took no time to build a new one
+        if len(self.backend.graphs) == graphs:  # it took no time to build a new one
             self.batcher.step_time.observe(spans, time.monotonic_ns() - begin)
 
     def _run(self, step: Step) -> tuple[int, StepResult]:
