@@ -22,6 +22,7 @@ from engine.cpu.words import pack
 from engine.cpu.worker import NOTHING, SM_WORDS, StepCall, Table, play
 from engine.memory_plan import MemoryPlan, free_host_memory
 from engine.plan import StepPlan, StepResult
+from engine.tables import nearest
 from engine.tiling import PAGE, ROW_BUCKETS, SPLIT, Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
@@ -59,7 +60,7 @@ class CpuBackend:
     ``seed`` > 0 draws the order of play (and, with ``jitter_ns``, delays) at random: for tests.
     """
 
-    name, max_rows = "cpu", MAX_ROWS
+    name, max_rows, builds = "cpu", MAX_ROWS, True
 
     def __init__(self, config: ModelConfig, weights: Weights, *, sms: int = 16, workers: int | None = None, pages: int = 256,
                  mode: str = "fp32", policy: str = "", trace: bool = True, ring_capacity: int = 1 << 14,
@@ -222,7 +223,8 @@ class CpuBackend:
         keys = int(plan.position.max()) + 1
         if keys > self.config.max_positions:
             raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
-        table = self.program(StepShape.covering(len(plan), keys))
+        shape = StepShape.covering(len(plan), keys)
+        table = self.program(shape if self.builds else nearest(shape, self._tables))
         self._fill(plan)
         it = pack(StepCall, binding=self._binding, epoch=table.steps, step=self.serial, trace=self.trace, seed=self.seed,
                   jitter=self.jitter_ns, workers=self.workers)  # fmt: skip
