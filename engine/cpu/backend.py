@@ -22,6 +22,7 @@ from engine.cpu.words import pack
 from engine.cpu.worker import NOTHING, SM_WORDS, StepCall, Table, play
 from engine.memory_plan import MemoryPlan, free_host_memory
 from engine.plan import StepPlan, StepResult
+from engine.tables import nearest
 from engine.tiling import PAGE, ROW_BUCKETS, SPLIT, Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
@@ -58,7 +59,7 @@ class CpuBackend:
     ``seed`` > 0 draws the order of play (and, with ``jitter_ns``, delays) at random: for tests.
     """
 
-    name, max_rows = "cpu", 64  # unless it is opened for others
+    name, max_rows, builds = "cpu", 64, True  # rows unless it is opened for others
 
     def __init__(self, config: ModelConfig, weights: Weights, *, sms: int = 16, workers: int | None = None, pages: int = 256,
                  mode: str = "fp32", policy: str = "", trace: bool = True, ring_capacity: int = 1 << 14,
@@ -226,7 +227,8 @@ class CpuBackend:
             raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
         if len(plan) > self.max_rows:
             raise MkvizError(f"rows: {len(plan)} in one step", f"at most {self.max_rows} on the cpu backend")
-        table = self.program(StepShape.covering(len(plan), keys))
+        shape = StepShape.covering(len(plan), keys)
+        table = self.program(shape if self.builds else nearest(shape, self._tables))
         self._fill(plan)
         it = pack(StepCall, binding=self._binding, epoch=table.steps, step=self.serial, trace=self.trace, seed=self.seed,
                   jitter=self.jitter_ns, workers=self.workers)  # fmt: skip

@@ -23,6 +23,7 @@ from engine.cuda.stuck import StuckStep, stuck_step
 from engine.cuda.weights import PackedWeights, check_supported
 from engine.pick import Logprobs
 from engine.plan import StepPlan, StepResult
+from engine.tables import nearest
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
@@ -71,7 +72,7 @@ class CudaBackend:
     kernel does not support or that does not fit.
     """
 
-    name, max_rows = "cuda", abi.USUAL_ROWS  # unless it is opened for others
+    name, max_rows, builds = "cuda", abi.USUAL_ROWS, True  # rows unless it is opened for others
     ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "",
@@ -214,7 +215,7 @@ class CudaBackend:
         """(graph id, program, its device arrays, [steps run]) for a step shape; built, scheduled and checked at first use."""
         if shape not in self._programs:
             built = self.graph_of(shape)
-            self.bind(built, self.dealt(built.graph, shape))
+            self.bind(built, self.dealt(built.graph, shape), validate=False)  # who deals validates
         return self._programs[shape]
 
     def graph_of(self, shape: StepShape) -> StepGraph:
@@ -306,6 +307,8 @@ class CudaBackend:
             raise MkvizError(f"steps: {steps} in one launch with several rows of a sequence", "1, or one row of each")
         wide = rows > abi.ROWS  # then one table for all of a prompt, rather than another whenever it has grown
         shape = StepShape.covering(rows, max(keys, plan.keys) if wide else keys)
+        if not self.builds:
+            shape = nearest(shape, self._programs)
         bucket, (graph_id, program, arrays, epoch) = self._bucket(shape), self.program(shape)
         first = np.array([plan.position[plan.sequence == s].min() for s in plan.sequence], np.uint32)
         a = self._arrays
