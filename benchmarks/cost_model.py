@@ -1,13 +1,13 @@
 """Costs by op, out of sample: fitted to steps of one batch, judged on steps of others, all of them measured.
 
     python benchmarks/cost_model.py [--model demo --model smollm2] [--rounds 12] [--tokens 8] [--realtime] [--keep FOLDER]
-    python benchmarks/cost_model.py --traces BATCH1.mkt BATCH8.mkt
+    python benchmarks/cost_model.py --traces BATCH1.mkt BATCH8.mkt [OTHER.mkt ...] [--traces ...] [--evidence NAME]
 
 Records the CPU engine with two SMs on two threads, one a core, decoding 1, 2, 4 and 8 requests at once; rounds go through the
 batches in an order drawn anew for each, so that what changes on the machine meanwhile meets all of them.  Every request begins
 with a prompt of 8 tokens, so that a batch of n also has a step of 8n rows of prefill.  Of each kind of step the six nearest to
-its median time stand for it.  With 16 SMs, more than there are threads, one model is recorded again.  Or fits to the first of
-two traces of any device and judges on the second, and the other way round.
+its median time stand for it.  With 16 SMs, more than there are threads, one model is recorded again.  Or takes traces of any
+device: replays the steps of each unchanged, fits costs to the first and judges them on each of the others.
 """
 
 from __future__ import annotations
@@ -99,19 +99,44 @@ def show(name: str, found: Judged) -> dict:
     return figures_of(found)
 
 
+def replays(trace: Trace) -> list[dict]:
+    """Of each whole step: its ns as recorded, as replayed unchanged, and the error."""
+    of = Replayable.of(trace)
+    out = [
+        {"step": f.step.step, "recorded": f.step.makespan, "replayed": f.case.replay.makespan, "error": round(f.error, 4)}
+        for f in of.fitted([info.step for info in of.whole()])
+    ]
+    for told in out:
+        took = f"recorded {told['recorded'] / 1e3:.1f} µs, replayed unchanged {told['replayed'] / 1e3:.1f} µs"
+        print(f"{trace.path.name} step {told['step']}: {took}, error {told['error']:+.2%}", flush=True)
+    return out
+
+
+def judge_traces(groups: list[list[Path]], name: str) -> None:
+    traces = {path: Trace.open(path) for group in groups for path in group}
+    unchanged = {path.name: {"label": trace.label, "steps": replays(trace)} for path, trace in traces.items()}
+    judged = {}
+    for first, *others in groups:
+        for other in others:
+            pair = f"fitted to {first.name}, judged on {other.name}"
+            judged[pair] = show(pair, judge(traces[first], traces[other]))
+    device = {"name": traces[groups[0][0]].meta["device"]}
+    write(name, {"unchanged replay": unchanged, "costs by op": judged}, device)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", action="append", help="demo (the default), a fetched model's name or a directory")
-    parser.add_argument("--traces", nargs=2, type=Path, metavar="TRACE", help="judge on these, record nothing")
+    parser.add_argument("--traces", nargs="+", type=Path, action="append", metavar="TRACE",
+                        help="fit to the first, judge on the others, record nothing")  # fmt: skip
+    parser.add_argument("--evidence", default="cost_model_traces", help="name of what is written of traces")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--realtime", action="store_true", help="before all others on this machine (needs the right to)")
     parser.add_argument("--keep", type=Path, help="a folder for the recordings")
     args = parser.parse_args()
     if args.traces:
-        a, b = args.traces
-        figures = {f"{a.name} on {b.name}": show("", judge(a, b)), f"{b.name} on {a.name}": show("", judge(b, a))}
-        write("cost_model_traces", figures, {"name": Trace.open(a).meta["device"]})
+        judge_traces(args.traces, args.evidence)
         return
     if args.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))  # threads that are started from here on, too

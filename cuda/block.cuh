@@ -6,8 +6,8 @@
 #define MK_TRACE 0  // 0: no timer is read; 1: a record a task; 2: a second record of the phases inside it
 #endif
 #ifndef MK_ROWS
-// Most rows of a step: 1, whose activations travel as tagged words (tagged.cuh); 8, where top-k is a task; or 16, 32, 64, where norms
-// are tasks too and activations stay in global memory.
+// Most rows of a step: 1, whose activations travel as tagged words (tagged.cuh); 8, where top-k is a task; or 16, 32, … 256, where
+// norms are tasks too and activations stay in global memory.
 #define MK_ROWS 8
 #endif
 #ifndef MK_QK_NORM
@@ -26,7 +26,10 @@
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
 static constexpr u32 MAX_ROWS = MK_ROWS, GROUPS = (MAX_ROWS + ROWS - 1) / ROWS;
 static constexpr bool ONE = MAX_ROWS == 1, WIDE = GROUPS > 1;
-static constexpr u32 TASK_ROWS = GROUPS;  // rows of an attention task: an eighth of the bucket
+static constexpr u32 TASK_ROWS = GROUPS < 8 ? GROUPS : 8;  // rows of an attention task: an eighth of the bucket, at most eight
+// A product's sums have room in shared memory for so many groups of eight columns; more of them are another pass over its weights.
+static constexpr u32 PASS_GROUPS = GROUPS < 16 ? GROUPS : 16, PASS_ROWS = PASS_GROUPS * ROWS;
+static constexpr bool PASSES = GROUPS > PASS_GROUPS;
 static constexpr u32 ROUTE_SLOTS = WIDE ? 256 : 128;  // of a layer in the routes table
 static constexpr u32 MATH_WARPS = 8, FEEDERS = 3, STORERS = 4;  // 16 warps: 128 registers a thread
 static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER0 + FEEDERS;
@@ -61,11 +64,14 @@ struct Stamp { u32 owner, ns, claim, ready, begin, end, last_chunk, last_wait, l
 struct Routing {
   u32 count;                           // active experts
   u16 expert[MAX_ACTIVE];              // ascending
-  u16 chosen[MAX_ROWS][MAX_TOP_K];     // ascending
-  float weight[MAX_ROWS][MAX_TOP_K];
 #if MK_ROWS > 8
   u16 start[MAX_ACTIVE + 1];           // of each active expert's rows among
-  u8 rows[MAX_ROWS * MAX_TOP_K];       // these, ascending
+  u8 rows[MAX_ROWS * MAX_TOP_K];       // these, ascending;
+  u8 rank[MAX_ROWS * MAX_TOP_K];       // which of its row's experts it is
+  u16 second[PASSES ? MAX_ACTIVE : 1]; // of each active expert's rows the first from PASS_ROWS on
+#else
+  u16 chosen[MAX_ROWS][MAX_TOP_K];     // ascending
+  float weight[MAX_ROWS][MAX_TOP_K];
 #endif
 };
 
@@ -84,9 +90,9 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   Task task[WARPS][2];                 // what each warp is at, and the one before
   u32 position[MAX_ROWS], first[MAX_ROWS], sequence[MAX_ROWS], wants[MAX_ROWS];  // of the rows, at the launch's first step
 #if MK_ROWS > 8
-  u32 by_expert[MAX_EXPERTS][2];       // the loader's, while it lists rows: bit r: row r
+  u32 by_expert[MAX_EXPERTS][(MAX_ROWS + 31) / 32];  // the loader's, while it lists rows: bit r: row r
   u16 slot_of[MAX_EXPERTS];            // the same
-  float4 sums[MATH_WARPS][GROUPS][32]; // of the block that math is at, as in a tile, for each eight columns
+  float4 sums[MATH_WARPS][PASS_GROUPS][32];  // of the block that math is at, as in a tile, for each eight columns
 #endif
 #if MK_ROWS == 8
   u32 fresh[SLOTS];                    // whether math has to norm the rows that the task reads

@@ -97,7 +97,7 @@ __device__ __forceinline__ float sum_of_squares(float4 d) {
 
 // What a tile's last step reads besides the sums: asked for before the tile is finished, because a read takes about a microsecond.
 // QKV: cosine and sine of the tile's columns (v), their pages' numbers (w, as bits).  O_PROJ: x (w), where it adds to it.  *_DOWN: the
-// O projection (v) and x (w).
+// O projection (v) and x (w).  EXPERT_UP of more than eight rows: what the expert counts for those of its columns (v).
 struct Beside { float v[4], w[4]; };
 
 __device__ __forceinline__ u32 qkv_kind(const Params& p, const Task& t) {  // 0: q, 1: k, 2: v
@@ -127,6 +127,17 @@ __device__ __forceinline__ Beside beside(Block& b, const Task& t, u32 block, u32
     }
     return e;
   }
+#if MK_ROWS > 8
+  if (t.op == EXPERT_UP) {
+    const Routing& routing = walk.routing();
+#pragma unroll
+    for (u32 j = 0; j < 2; ++j) {
+      u32 at = routing.start[t.slot] + n + j;
+      if (at < routing.start[t.slot + 1]) e.v[j] = __ldcg((const float*)p.chosen_weight + routing.rows[at] * MAX_TOP_K + routing.rank[at]);
+    }
+    return e;
+  }
+#endif
   if (!reads_residual(p, t.op)) return e;
   bool down = t.op == EXPERT_DOWN || t.op == DENSE_DOWN, x = down == (p.parallel != 0);
 #pragma unroll
@@ -192,7 +203,8 @@ __device__ __forceinline__ void router_store(Block& b, const Task& t, u32 block,
 }
 
 // Rows 0-7 of the block are gate, 8-15 up.  Rows of the batch that did not choose the expert get zero, and so add nothing below.
-__device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Routing& routing) {
+__device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Routing& routing,
+                                         const Beside& e) {
   const Params& p = b.p;
   const Layer& layer = b.layers[t.layer];
   u32 k = t.a + block * 8 + y.r;
@@ -204,20 +216,20 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
     u32 row = y.n + j;
     float weight = 1;
     if (t.op == EXPERT_UP) {
-      weight = 0;
 #if MK_ROWS > 8
-      u32 at = routing.start[t.slot] + row;
-      row = at < routing.start[t.slot + 1] ? routing.rows[at] : MAX_ROWS;
-#endif
+      weight = e.v[j];
+#else
+      weight = 0;
       for (u32 i = 0; i < p.top_k; ++i)
         if (row < rows && routing.chosen[row][i] == routing.expert[t.slot]) weight = routing.weight[row][i];
+#endif
     }
     float gate = y.v[j], up = y.v[j + 2];
     if (t.op == DENSE_UP) gate += bias_of(layer.gate_bias, k), up += bias_of(layer.up_bias, k);
     float h = __fdividef(gate, 1.f + __expf(-gate)) * up * weight;
 #if MK_ROWS > 8  // an expert's columns are the rows that chose it, and so is what it leaves
     u32 columns = t.op == EXPERT_UP ? routing.start[t.slot + 1] - routing.start[t.slot] : rows;
-    if (y.n + j < columns) out[fragment_index(k, y.n + j, k16)] = weight != 0 ? to_bf16(h) : (u16)0;
+    if (row < columns) out[fragment_index(k, row, k16)] = weight != 0 ? to_bf16(h) : (u16)0;
 #else
     out[fragment_index(k, row, k16)] = row < rows && weight != 0 ? to_bf16(h) : (u16)0;
 #endif
@@ -255,38 +267,22 @@ __device__ __forceinline__ void lm_head_store(Block& b, const Task& t, u32 block
 }
 
 #if MK_ROWS > 8
-// The best token so far of each row: rows 0-31 a lane each, and 32-63.
-struct RowsBest {
-  float low, high;
-  u32 low_token = ~0u, high_token = ~0u;
-};
-
-// The best of a tile of eight rows, to the lanes that keep them.
-__device__ __forceinline__ void take_best(RowsBest& rows, const Best& tile, u32 group, u32 lane) {
-  float value[2];
-  u32 token[2];
+// Of the task's earlier blocks, as this warp has left it, for eight rows from `first` on.
+__device__ __forceinline__ Best best_before(Block& b, const Task& t, u32 block, u32 first) {
+  const Params& p = b.p;
+  Best best = {{0, 0}, {~0u, ~0u}};
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
-    value[j] = tile.value[j], token[j] = tile.token[j];
-    for (u32 o = 4; o < 32; o <<= 1) {
-      float v = __shfl_xor_sync(~0u, value[j], o);
-      u32 id = __shfl_xor_sync(~0u, token[j], o);
-      if (id != ~0u && (token[j] == ~0u || v > value[j] || (v == value[j] && id < token[j]))) value[j] = v, token[j] = id;
-    }
+    u32 row = first + b.lane * 2 + j, at = row * p.head_tiles + t.tile;
+    if (block && b.lane < 4 && row < p.rows)
+      best.value[j] = __ldcg((const float*)p.tile_max + at), best.token[j] = __ldcg((const u32*)p.tile_arg + at);
   }
-  u32 from = (lane & 7) >> 1;
-  float v0 = __shfl_sync(~0u, value[0], from), v1 = __shfl_sync(~0u, value[1], from), v = lane & 1 ? v1 : v0;
-  u32 id0 = __shfl_sync(~0u, token[0], from), id1 = __shfl_sync(~0u, token[1], from), id = lane & 1 ? id1 : id0;
-  bool high = group >= 4, mine = group % 4 == lane / 8 && id != ~0u;
-  float best = high ? rows.high : rows.low;
-  u32 best_token = high ? rows.high_token : rows.low_token;
-  if (!mine || !(best_token == ~0u || v > best || (v == best && id < best_token))) v = best, id = best_token;
-  rows.low = high ? rows.low : v, rows.low_token = high ? rows.low_token : id;
-  rows.high = high ? v : rows.high, rows.high_token = high ? id : rows.high_token;
+  return best;
 }
 #endif
 
-__device__ __forceinline__ void lm_head_finish(Block& b, const Task& t, u32 rows, Best& best) {
+// The best of the lanes, of eight rows from `first` on.
+__device__ __forceinline__ void lm_head_finish(Block& b, const Task& t, u32 rows, Best& best, u32 first = 0) {
   const Params& p = b.p;
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
@@ -296,7 +292,7 @@ __device__ __forceinline__ void lm_head_finish(Block& b, const Task& t, u32 rows
       if (token != ~0u && (best.token[j] == ~0u || v > best.value[j] || (v == best.value[j] && token < best.token[j])))
         best.value[j] = v, best.token[j] = token;
     }
-    u32 row = (b.lane & 3) * 2 + j;
+    u32 row = first + (b.lane & 3) * 2 + j;
     if (b.lane < 4 && row < rows) {
       ((float*)p.tile_max)[row * p.head_tiles + t.tile] = best.value[j];
       ((u32*)p.tile_arg)[row * p.head_tiles + t.tile] = best.token[j];

@@ -3,6 +3,9 @@
 #pragma once
 #include "dense.cuh"
 #include "routing.cuh"
+#if MK_ROWS > 8
+#include "wide.cuh"
+#endif
 
 struct Loader {
   Block& b;
@@ -21,17 +24,32 @@ struct Loader {
 
   // Row blocks of the task; of EXPERT_DOWN those of the active experts in turn, then that of the shared experts.
   __device__ __forceinline__ bool weights(const Task& t) {
+#if MK_ROWS > 8
+    u32 passes = passes_of(b, t, walk);
+#else
+    constexpr u32 passes = 1;
+#endif
+    for (u32 i = 0; i < t.blocks * passes; ++i)
+      if (!weights(t, i / passes, i % passes)) return false;
+    return true;
+  }
+
+  __device__ __forceinline__ bool weights(const Task& t, u32 block, u32 pass) {
     const Routing& routing = walk.routing();
     u32 parts = t.op == EXPERT_DOWN ? routing.count : 1;
-    for (u32 block = 0; block < t.blocks; ++block) {
-      for (u32 part = 0; part < parts + (t.tail != 0); ++part) {
-        u32 k16 = part < parts ? t.k16 : t.tail, expert = t.op == EXPERT_UP ? t.slot : part;
-        const char* from = (const char*)(part < parts ? t.weight : t.weight2) + (u64)block * k16 * FRAGMENT;
-        if (is_routed(t.op) && part < parts) from += routing.expert[expert] * t.stride;
-#pragma unroll 1
-        for (u32 k = 0; k < k16; k += CHUNK_K16)
-          if (!chunk(from + k * FRAGMENT, min(CHUNK_K16, k16 - k) * FRAGMENT, t)) return false;
+    for (u32 part = 0; part < parts + (t.tail != 0); ++part) {
+#if MK_ROWS > 8
+      if (PASSES && t.op == EXPERT_DOWN && part < parts) {
+        Listed mine = listed_in_pass(routing, part, pass);
+        if (mine.first == mine.end) continue;
       }
+#endif
+      u32 k16 = part < parts ? t.k16 : t.tail, expert = t.op == EXPERT_UP ? t.slot : part;
+      const char* from = (const char*)(part < parts ? t.weight : t.weight2) + (u64)block * k16 * FRAGMENT;
+      if (is_routed(t.op) && part < parts) from += routing.expert[expert] * t.stride;
+#pragma unroll 1
+      for (u32 k = 0; k < k16; k += CHUNK_K16)
+        if (!chunk(from + k * FRAGMENT, min(CHUNK_K16, k16 - k) * FRAGMENT, t)) return false;
     }
     return true;
   }
@@ -114,43 +132,67 @@ struct Loader {
     __syncwarp();
     return true;
   }
-#endif
+#else
+  // `take(row, k, expert)` for the k-th expert of each of the lane's rows, as TOP_K tasks have left them.
+  template <typename Take>
+  __device__ __forceinline__ void each_choice(Take take) const {
+    constexpr u32 AT_ONCE = 4, PIECES = MAX_TOP_K / 4;  // reads under way; of four experts each
+    const Params& p = b.p;
+#pragma unroll 1
+    for (u32 first = b.lane; first < p.rows * PIECES; first += 32 * AT_ONCE) {
+      uint4 v[AT_ONCE];
+      auto there = [&](u32 i) { return i < p.rows * PIECES && i % PIECES * 4 < p.top_k; };
+#pragma unroll
+      for (u32 j = 0; j < AT_ONCE; ++j)
+        if (there(first + j * 32)) v[j] = __ldcg((const uint4*)p.chosen + first + j * 32);
+#pragma unroll
+      for (u32 j = 0; j < AT_ONCE; ++j) {
+        u32 i = first + j * 32, row = i / PIECES, k = i % PIECES * 4;
+        if (!there(i)) continue;
+        take(row, k, v[j].x);
+        if (k + 1 < p.top_k) take(row, k + 1, v[j].y);
+        if (k + 2 < p.top_k) take(row, k + 2, v[j].z);
+        if (k + 3 < p.top_k) take(row, k + 3, v[j].w);
+      }
+    }
+  }
 
-#if MK_ROWS > 8
-  // The rows' experts, which TOP_K tasks have written, and of each active expert the rows that chose it.
+  // Of each active expert the rows that chose it.
   __device__ __forceinline__ void list_rows() {
     Routing& r = b.s.routing[walk.ordinal & 1];
-    const Params& p = b.p;
-    u32 lane = b.lane, count = 0;
-    for (u32 i = lane; i < MAX_EXPERTS; i += 32) b.s.by_expert[i][0] = b.s.by_expert[i][1] = 0;
+    constexpr u32 WORDS = (MAX_ROWS + 31) / 32;
+    u32 lane = b.lane, count = 0, listed = 0;
+    for (u32 i = lane; i < MAX_EXPERTS * WORDS; i += 32) b.s.by_expert[i / WORDS][i % WORDS] = 0;
     __syncwarp();
-    for (u32 i = lane; i < p.rows * MAX_TOP_K; i += 32) {
-      u32 row = i / MAX_TOP_K, k = i % MAX_TOP_K;
-      if (k >= p.top_k) continue;
-      u32 expert = __ldcg((const u32*)p.chosen + i);
-      r.chosen[row][k] = expert, r.weight[row][k] = __ldcg((const float*)p.chosen_weight + i);
-      atomicOr(&b.s.by_expert[expert][row >> 5], 1u << (row & 31));
-    }
+    each_choice([&](u32 row, u32, u32 expert) { atomicOr(&b.s.by_expert[expert][row >> 5], 1u << (row & 31)); });
     __syncwarp();
-    u32 listed = 0;
 #pragma unroll 1
     for (u32 first = 0; first < MAX_EXPERTS; first += 32) {
-      u32 expert = first + lane, rows = __popc(b.s.by_expert[expert][0]) + __popc(b.s.by_expert[expert][1]), upto = rows;
+      u32 expert = first + lane, rows = 0, of_pass = 0;
+#pragma unroll
+      for (u32 w = 0; w < WORDS; ++w) {
+        rows += __popc(b.s.by_expert[expert][w]);
+        if (w == PASS_ROWS / 32 - 1) of_pass = rows;
+      }
+      u32 upto = rows;
       for (u32 o = 1; o < 32; o <<= 1) {
         u32 before = __shfl_up_sync(~0u, upto, o);
         if (lane >= o) upto += before;
       }
       u32 mask = __ballot_sync(~0u, rows != 0), slot = count + __popc(mask & ((1u << lane) - 1));
       if (rows) r.expert[slot] = expert, r.start[slot] = listed + upto - rows, b.s.slot_of[expert] = slot;
+      if (PASSES && rows) r.second[slot] = listed + upto - rows + of_pass;
       count += __popc(mask), listed += __shfl_sync(~0u, upto, 31);
     }
     if (lane == 0) r.start[count] = listed;
     __syncwarp();
-    for (u32 i = lane; i < p.rows * p.top_k; i += 32) {
-      u32 row = i / p.top_k, expert = r.chosen[row][i - row * p.top_k];
-      u64 rows = (u64)b.s.by_expert[expert][1] << 32 | b.s.by_expert[expert][0];
-      r.rows[r.start[b.s.slot_of[expert]] + __popcll(rows & ((1ull << row) - 1))] = row;
-    }
+    each_choice([&](u32 row, u32 k, u32 expert) {
+      const u32* rows = b.s.by_expert[expert];
+      u32 at = r.start[b.s.slot_of[expert]] + __popc(rows[row >> 5] & ((1u << (row & 31)) - 1));
+      for (u32 w = 0; w < row >> 5; ++w) at += __popc(rows[w]);
+      r.rows[at] = row, r.rank[at] = k;
+    });
+    __syncwarp();
     if (lane == 0) r.count = count;
     __syncwarp();
   }

@@ -144,14 +144,14 @@ struct Math {
 
   // A 16-row block times all rows that it concerns, a tile for every eight of them.
   __device__ __forceinline__ bool block(const Task& t, u32 index) {
-    const float4 (&sums)[GROUPS][32] = b.s.sums[b.warp];
-    multiply_wide(b, t, walk, (float*)sums, Next{*this, t});
+    const float4 (&sums)[PASS_GROUPS][32] = b.s.sums[b.warp];
     u32 groups = (columns_of(b, t, walk) + ROWS - 1) / ROWS;
 #pragma unroll 1
     for (u32 g = 0; g < groups; ++g) {
+      if (g % PASS_GROUPS == 0) multiply_wide(b, t, walk, g / PASS_GROUPS, (float*)sums, Next{*this, t});
       Tile* tile = open(t);
       if (!tile) return false;
-      tile->part[b.warp][b.lane] = sums[g][b.lane];
+      tile->part[b.warp][b.lane] = sums[g % PASS_GROUPS][b.lane];
       if (!close(t, *tile, index + 1 == t.blocks && g + 1 == groups)) return false;
     }
     return true;

@@ -217,29 +217,23 @@ struct Storer {
       }
       return true;
     }
-    RowsBest best;
+    u32 last = t.waits - 1;
+    if (reads_residual(b.p, t.op) && !walk.wait.counter(t.wait[last], walk.target(t.wait_arrivals[last], t.need[last]), t.id, walk.step))
+      return false;
     u32 groups = (columns_of(b, t, walk) + ROWS - 1) / ROWS;
 #pragma unroll 1
     for (u32 block = 0; block < t.blocks; ++block)
 #pragma unroll 1
       for (u32 group = 0; group < groups; ++group) {
         TileValues y;
-        if (!next_tile(t, y, work)) return false;
         Beside e = beside(b, t, block, group * ROWS, walk);
+        Best best = {};
+        if (t.op == LM_HEAD) best = best_before(b, t, block, group * ROWS);
+        if (!next_tile(t, y, work)) return false;
         y.n += group * ROWS;
-        Best of_tile = {{0, 0}, {~0u, ~0u}};
-        finish(t, block, y, e, of_tile);
-        if (t.op == LM_HEAD) take_best(best, of_tile, group, b.lane);
+        finish(t, block, y, e, best);
+        if (t.op == LM_HEAD) lm_head_finish(b, t, b.p.rows, best, group * ROWS);
       }
-    if (t.op == LM_HEAD) {
-#pragma unroll
-      for (u32 i = 0; i < (MAX_ROWS + 31) / 32; ++i) {
-        u32 row = i * 32 + b.lane;
-        if (row >= b.p.rows) continue;
-        ((float*)b.p.tile_max)[row * b.p.head_tiles + t.tile] = i ? best.high : best.low;
-        ((u32*)b.p.tile_arg)[row * b.p.head_tiles + t.tile] = i ? best.high_token : best.low_token;
-      }
-    }
     return true;
   }
 #else
@@ -298,7 +292,7 @@ struct Storer {
     } else if (t.op == LM_HEAD) {
       lm_head_store(b, t, block, y, rows, best);
     } else {
-      up_store(b, t, block, y, rows, walk.routing());
+      up_store(b, t, block, y, rows, walk.routing(), e);
     }
 #endif
   }

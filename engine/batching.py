@@ -17,13 +17,14 @@ and the budget has time for it, a step of prompt rows alone goes between.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
+from engine.budget import Budget
 from engine.kv import PagePool
 from engine.plan import StepPlan
 from engine.prefix import extend_keys
@@ -118,7 +119,7 @@ class Batcher:
 
     def __init__(self, pool: PagePool, step_time: StepTime, *, max_rows: int, batch: int, budget_ns: float | None = None,
                  window: int = 0, prefix_cache: bool = True, pause_decode: bool = False):  # fmt: skip
-        self.pool, self.step_time = pool, step_time
+        self.pool, self.step_time, self.budget = pool, step_time, Budget(step_time)
         self.max_rows, self.batch, self.budget_ns, self.window = max_rows, batch, budget_ns, window
         self.prefix_cache, self.pause_decode = prefix_cache, pause_decode
         self.running: list[Sequence] = []
@@ -234,25 +235,22 @@ class Batcher:
         if not decode or self.budget_ns is None:
             return decode + self._chunk(prompts, min(room, wanted))
         time_left = self.budget_ns - (now - min(s.last_token for s, _ in decode))
+        load = partial(self._load, prompts, self.step_time.load([(s.computed, 1) for s, _ in decode]))
         if 2 * room < self.max_rows and wanted > room:
-            least = decode + self._chunk(prompts, 1)  # the step that has to follow
-            alone = self._largest([], prompts, min(self.max_rows, wanted), time_left - self._estimate(least))
+            least = self.step_time.estimate(*load(1))  # of the step that has to follow
+            alone = self.budget.alone(min(self.max_rows, wanted), partial(self._load, prompts, (0, 0)), time_left - least)
             if alone > room:
                 return self._chunk(prompts, alone)
-        return decode + self._chunk(prompts, max(1, self._largest(decode, prompts, min(room, wanted), time_left)))
+        return decode + self._chunk(prompts, self.budget.rows(len(decode), min(room, wanted), load, time_left, self.budget_ns))
 
     def _chunk(self, prompts: list[Sequence], rows: int) -> list[tuple[Sequence, int]]:
         given = shares([s.left for s in prompts], rows)
         return [(s, count) for s, count in zip(prompts, given, strict=True) if count]
 
-    def _largest(self, decode, prompts: list[Sequence], most: int, ns: float) -> int:
-        """Rows of the largest chunk beside ``decode`` that a step of ``ns`` has time for; at most twice as large a step as has
-        been measured so far."""
-        most = min(most, max(1, 2 * self.step_time.most_rows - len(decode)))
-        return bisect_right(range(1, most + 1), ns, key=lambda n: self._estimate(decode + self._chunk(prompts, n)))
-
-    def _estimate(self, rows: list[tuple[Sequence, int]]) -> float:
-        return self.step_time.estimate([(s.computed, count) for s, count in rows])
+    def _load(self, prompts: list[Sequence], decode: tuple[int, float], rows: int) -> tuple[int, float]:
+        """Rows and keys of a step with so many rows of prompts beside those of ``decode``."""
+        more, keys = self.step_time.load([(s.computed, count) for s, count in self._chunk(prompts, rows)])
+        return decode[0] + more, decode[1] + keys
 
     # -- what a step has computed ---------------------------------------------------------------------------------------
 

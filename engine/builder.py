@@ -52,8 +52,8 @@ class StepShape:
 
     @property
     def row_block(self) -> int:
-        """Rows handled by one attention task."""
-        return max(1, self.rows // 8)
+        """Rows handled by one attention task: what its SM has room for."""
+        return min(8, max(1, self.rows // 8))
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("fp32", "bf16"), default="fp32", help="bf16 rounds where a kernel rounds")
     parser.add_argument("--pages", type=int, help="KV pages of 64 tokens (default: what the contexts and memory ask for)")
     parser.add_argument(
-        "--rows", type=int, choices=(8, 16, 32, 64), help="rows of a step at most (cuda; default: as many as fit)"
+        "--rows", type=int, choices=(8, 16, 32, 64, 128, 256), help="rows of a step at most (default 64, or what fits the GPU)"
     )
     parser.add_argument("--no-device-sampling", action="store_true", help="pick tokens on the host (cuda picks in the kernel)")
     parser.add_argument("--context", type=int, help="tokens of the longest request (default: the model's)")
@@ -34,14 +34,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def open_engine(args: argparse.Namespace, **options):
     from engine.engine import Engine
 
+    options["rows"] = args.rows
     if args.backend == "cpu":
-        if args.rows:
-            raise MkvizError("--rows", "the cuda backend only")
         options |= {"sms": args.sms or 16, "workers": args.workers, "mode": args.mode}
     elif args.workers or args.mode != "fp32":
         raise MkvizError("--workers and --mode", "the cpu backend only")
     else:
-        options |= {"sms": args.sms, "rows": args.rows, "sampling": not args.no_device_sampling}
+        options |= {"sms": args.sms, "sampling": not args.no_device_sampling}
     return Engine(args.model, backend=args.backend, policy=args.policy, pages=args.pages, context=args.context, **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections import Counter
@@ -53,10 +54,10 @@ class Engine:
 
     Each step carries one row of every decoding request and prompt tokens of those being prefilled, so that a new request does
     not stop the others.  ``itl_budget_ms``: from one token of a request to its next, prompts take no more time than this leaves
-    (None: as many rows as fit a step); the task tables of all step shapes are built at once then, as that takes longer than any
-    budget.  ``context``: longest request in tokens, if less than the model's.  ``pages``: KV pages of 64 tokens.
-    ``prefix_cache``: whether requests of one salt share the pages of a common beginning.  ``pause_decode``: no request decodes
-    while a prompt is read, for comparison.  ``step_timeout``: seconds after which a step is given up and its requests fail.
+    (None: as many rows as fit a step), and no step waits for a task table (:mod:`engine.tables`).  ``context``: longest
+    request in tokens, if less than the model's.  ``pages``: KV pages of 64 tokens.  ``prefix_cache``: whether requests of one
+    salt share the pages of a common beginning.  ``pause_decode``: no request decodes while a prompt is read, for comparison.
+    ``step_timeout``: seconds after which a step is given up and its requests fail.
     ``backend``: cpu or cuda; ``options`` go to it (sms, …; :func:`engine.backends.options_of` has those that nobody gives).
 
     ``lossless``: no record may be lost, so rings that are half full are emptied before the next step begins.  That takes time
@@ -92,8 +93,8 @@ class Engine:
         if batch > (most := self.backend.max_rows):
             self.backend.close()
             raise MkvizError(f"batch: {batch}", f"at most {most}: more rows leave this GPU no room in its shared memory")
-        if itl_budget_ms:
-            build_tables(self.backend, min(self.config.max_positions, self.backend.pages * PAGE))
+        keys = min(self.config.max_positions, self.backend.pages * PAGE)
+        self._tables = build_tables(self.backend, keys) if itl_budget_ms else []  # yet to be built
         self.pool = PagePool(self.backend.pages)
         sliding = all(layer.attention == "sliding" for layer in self.config.layers)
         self.batcher = Batcher(
@@ -209,12 +210,16 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                while not (self._closed or any(True for _ in self.batcher)):
+                while not (self._closed or self._tables or any(True for _ in self.batcher)):
                     self._wake.wait()
                 if self._closed:
                     for sequence in list(self.batcher):
                         self._end(sequence, "stopped")
                     return
+                idle = not any(True for _ in self.batcher)
+            if idle:
+                self._build_table()
+                continue
             try:
                 self._drop_cancelled()
                 self._admit()
@@ -223,6 +228,14 @@ class Engine:
             except Exception as error:  # in the engine itself: those that run learn why; the engine goes on
                 for sequence in list(self.batcher.running) or list(self.batcher)[:1]:
                     self._end(sequence, "failed", error)
+
+    def _build_table(self) -> None:
+        """One that steps can do without: who arrives meanwhile waits for this one, not for all."""
+        try:
+            self.backend.program(self._tables.pop(0))
+        except Exception as error:  # no room for it
+            print(f"task tables: {error}; steps take those there are", file=sys.stderr, flush=True)
+            self._tables.clear()
 
     def _drop_cancelled(self) -> None:
         with self._wake:
@@ -263,7 +276,7 @@ class Engine:
             first, last = last + 1, last + count
             if sequence.state != "failed":  # the watchdog was not quicker
                 self._take(sequence, number, result, first, last)
-        if self.batcher.budget_ns and len(self.backend.graphs) == graphs:  # it took no time to build a new one
+        if len(self.backend.graphs) == graphs:  # it took no time to build a new one
             self.batcher.step_time.observe(spans, time.monotonic_ns() - begin)
 
     def _run(self, step: Step) -> tuple[int, StepResult]:

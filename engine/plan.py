@@ -55,8 +55,9 @@ class StepResult:
 
 class Backend(Protocol):
     """Runs steps.  ``name`` is ``cpu`` or ``cuda``; ``max_rows``: of a step; ``pages``: of the KV cache; ``sampling``: whether
-    it picks tokens itself; ``graphs``: of each task table, by number; ``serial``: the number of the next step.  ``program``
-    builds the task table of a shape, if there is none yet."""
+    it picks tokens itself; ``graphs``: of each task table, by number; ``serial``: the number of the next step; ``builds``:
+    whether a step has its own task table built, rather than take the nearest there is.  ``program`` builds that of a
+    shape, if there is none yet."""
 
     name: str
     max_rows: int
@@ -64,6 +65,7 @@ class Backend(Protocol):
     sampling: bool
     graphs: dict[int, tuple[Graph, Schedule]]
     serial: int
+    builds: bool
 
     def program(self, shape: StepShape) -> object: ...
     def zero_pages(self, pages: list[int]) -> None: ...

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 PAGE = 64  # tokens in a KV page
 SAMPLE_PARTS = 64  # parts of a row's vocabulary, a task each, where rows are drawn on a GPU
 SPLIT = 256  # keys in one attention split: fixed, so that a row's splits follow from its own length alone
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # rows a step is padded to
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # rows a step is padded to
 
 
 def _tile(rows: int, tiles: int) -> int:

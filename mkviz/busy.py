@@ -151,7 +151,7 @@ def _binned(source, steps, bins: int, ring_bytes: int) -> tuple[Occupancy, Fault
         for i in range(len(ops)):
             busy[i] = np.diff(until(start[op == i] - origin, stop[op == i] - origin, edges))
     read, dated = (sum(getattr(part, name) for _, part in landed) for name in ("bytes", "dated"))
-    return Occupancy(origin, edges, tuple(ops), sms, busy, _landed(landed, origin, edges), read, dated), faults
+    return Occupancy(origin, edges, tuple(ops), sms, busy, landed_in(landed, origin, edges), read, dated), faults
 
 
 def edges_of(origin: int, end: int, bins: int) -> np.ndarray:
@@ -172,8 +172,9 @@ def until(start: np.ndarray, stop: np.ndarray, at: np.ndarray) -> np.ndarray:
     return out
 
 
-def _landed(parts: list[tuple[int, Landings]], origin: int, edges: np.ndarray) -> np.ndarray:
-    """f64[bins]: bytes that landed in each, those before the first edge in the first."""
+def landed_in(parts: list[tuple[int, Landings]], origin: int, edges: np.ndarray) -> np.ndarray:
+    """f64[bins]: bytes that landed in each; ``parts``: (when a step began, its landings).  Those before the first edge are in
+    the first bin, those after the last one in the last."""
     if not parts:
         return np.zeros(len(edges) - 1)
     start = np.maximum(np.concatenate([part.start + (since - origin) for since, part in parts]), 0.0)

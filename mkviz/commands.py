@@ -13,13 +13,16 @@ class Summary:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("trace", type=Path, help="a trace (.mkt folder or zip)")
+        parser.add_argument("--waterfall", action="store_true",
+                            help="instead: what the step of median time takes beyond its bytes, by what held it")  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print the figures as JSON, times in ns")
 
     def run(self, args: argparse.Namespace) -> int:
         from mkviz.summary import summarise
         from mkviz.trace import Trace
+        from mkviz.waterfall import waterfall
 
-        summary = summarise(Trace.open(args.trace))
+        summary = waterfall(args.trace) if args.waterfall else summarise(Trace.open(args.trace))
         print(json.dumps(summary.to_json(), indent=2) if args.json else summary.to_text())
         return 0
 

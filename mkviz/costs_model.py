@@ -152,8 +152,9 @@ def _weights(table: np.ndarray) -> list[float]:
     what, of, count = np.unique(table[:, :-1], axis=0, return_inverse=True, return_counts=True)
     mean = np.bincount(of.reshape(-1), table[:, -1]) / count
     weight = np.sqrt(count) / np.maximum(mean, max(1.0, table[:, -1].mean() / 10))
-    columns = np.concatenate([np.ones((len(what), 1)), what], axis=1)
-    return _least_squares(columns * weight[:, None], mean * weight)
+    columns = np.concatenate([what, np.ones((len(what), 1))], axis=1)  # where all have the same work, it is for that work
+    *of_work, base = _least_squares(columns * weight[:, None], mean * weight)
+    return [base, *of_work]
 
 
 def _least_squares(columns: np.ndarray, values: np.ndarray) -> list[float]:

@@ -11,8 +11,14 @@ from mkviz.schedule import Schedule
 def topological_order(graph: Graph) -> np.ndarray:
     """i32[]: task ids, producers first; graph order where that is such an order.  A graph with a cycle leaves some out.
 
-    Needs beyond all arrivals count as cut down to them: the validator reports those by themselves.
+    Needs beyond all arrivals count as cut down to them: the validator reports those by themselves.  A graph keeps it.
     """
+    if "_order" not in graph.__dict__:
+        graph.__dict__["_order"] = _order(graph)
+    return graph.__dict__["_order"].copy()
+
+
+def _order(graph: Graph) -> np.ndarray:
     task = np.repeat(np.arange(len(graph)), np.diff(graph.wait_ptr))
     need = np.minimum(graph.wait_need, graph.arrivals[graph.wait_counter]).astype(np.int64)
     task, counter, need = task[need > 0], graph.wait_counter[need > 0], need[need > 0]

@@ -32,6 +32,12 @@ class RingFill:
     readings: int
 
 
+def stages_told(fill: np.ndarray) -> int:
+    """How many chunks the ring has whose readings are just those (sixteenths) that occur; 0: it cannot be told."""
+    seen = set(np.unique(fill).tolist())
+    return next((n for n in range(2, 17) if seen == {min(15, 16 * k // n) for k in range(n + 1)}), 0)
+
+
 def readings(snapshot: Snapshot, rows: slice) -> np.ndarray:
     """i8 per record: sixteenths of the ring at begin, -1 where that is no reading."""
     fill = snapshot.fill[rows].astype(np.int8)

@@ -16,8 +16,8 @@ SHOWN = [block.splitlines() for block in re.findall(r"```console\n\$ mkviz (.*?)
 TRACE = ROOT / "mkviz" / "recordings" / "h200-north-mini-code-6-layers-8K.mkt.zip"
 
 
-def test_there_are_five_commands():
-    assert len(SHOWN) == 5
+def test_there_are_five_commands_and_one_at_full_size():
+    assert len(SHOWN) == 6
 
 
 @pytest.mark.parametrize(("command", "lines"), [(block[0], block[1:]) for block in SHOWN], ids=lambda v: str(v)[:6])

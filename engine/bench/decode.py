@@ -25,7 +25,7 @@ from mkviz.policies import POLICIES
 
 WARM = 3  # launches before those that count
 MOST_STEPS = 256  # in a launch
-RING = 1 << 12  # records in a ring, where steps are recorded: two steps of 64 rows
+RING = 1 << 13  # records in a ring, where steps are recorded: two steps of 256 rows
 
 METHOD = (
     "Every launch begins anew at position `context`, so that all read the same; bytes are the mean over a launch's steps. "

@@ -22,6 +22,7 @@ from engine.cpu.words import pack
 from engine.cpu.worker import NOTHING, SM_WORDS, StepCall, Table, play
 from engine.memory_plan import MemoryPlan, free_host_memory
 from engine.plan import StepPlan, StepResult
+from engine.tables import nearest
 from engine.tiling import PAGE, ROW_BUCKETS, SPLIT, Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
@@ -30,7 +31,6 @@ from mkviz.ring import HostRings
 from mkviz.schedule import Schedule
 from mkviz.validate import check
 
-MAX_ROWS = ROW_BUCKETS[-1]  # rows of a step
 FUNCTIONS = {
     "embed": ops.embed, "qkv": ops.qkv, "attention": attention.attention, "merge": attention.merge, "o_proj": ops.o_proj,
     "router": ops.router, "expert_up": ops.expert_up, "shared_up": ops.dense_up, "dense_up": ops.dense_up,
@@ -53,19 +53,22 @@ class CpuBackend:
     """Runs steps of one model on ``workers`` threads that play ``sms`` SMs.
 
     ``mode``: ``fp32``, or ``bf16``, which rounds where a kernel rounds and takes only weights that bf16 holds.
-    ``pages``: KV pages of 64 tokens.
+    ``pages``: KV pages of 64 tokens.  ``rows``: of a step at most.
     ``sampling``: rows are drawn by tasks, as their plan says.
     ``rings``: where records go while ``trace`` is on.  Same input, same bits, whatever ``workers``, ``sms``, ``policy``, batch.
     ``seed`` > 0 draws the order of play (and, with ``jitter_ns``, delays) at random: for tests.
     """
 
-    name, max_rows = "cpu", MAX_ROWS
+    name, max_rows, builds = "cpu", 64, True  # rows unless it is opened for others
 
     def __init__(self, config: ModelConfig, weights: Weights, *, sms: int = 16, workers: int | None = None, pages: int = 256,
                  mode: str = "fp32", policy: str = "", trace: bool = True, ring_capacity: int = 1 << 14,
-                 tiling: Tiling | None = None, seed: int = 0, jitter_ns: int = 0, sampling: bool = False):  # fmt: skip
+                 tiling: Tiling | None = None, seed: int = 0, jitter_ns: int = 0, sampling: bool = False,
+                 rows: int | None = None):  # fmt: skip
         if mode not in ("fp32", "bf16"):
             raise MkvizError(f"mode: {mode!r}", "fp32 or bf16")
+        if rows not in (*ROW_BUCKETS, None):
+            raise MkvizError(f"rows: {rows}", f"one of {', '.join(map(str, ROW_BUCKETS))}")
         for name, value in (("sms", sms), ("workers", workers or 1), ("pages", pages)):
             if value < 1:
                 raise MkvizError(f"{name}: {value}", "at least 1")
@@ -74,7 +77,7 @@ class CpuBackend:
             raise MkvizError(f"unknown policy {policy!r}", f"one of {', '.join(POLICIES)}")
         self.config, self.sms, self.policy, self.mode, self.trace = config, sms, policy, mode, trace
         self.workers = min(sms, workers or os.cpu_count() or 1)
-        self.sampling, self.pages = sampling, pages
+        self.sampling, self.pages, self.max_rows = sampling, pages, rows or self.max_rows
         self.tiling = replace(tiling or Tiling.for_sms(config, sms), sample=sms * sampling)
         self.seed, self.jitter_ns = seed, jitter_ns
         self.rings = HostRings(sms, ring_capacity)
@@ -121,7 +124,7 @@ class CpuBackend:
     def _sizes(self, pages: int) -> dict[str, int]:
         a = self._arrays
         return self._params.sizes | {
-            "rows": MAX_ROWS, "splits": a["part_max"].shape[2], "pages": pages, "table_width": a["page_table"].shape[1],
+            "rows": self.max_rows, "splits": a["part_max"].shape[2], "pages": pages, "table_width": a["page_table"].shape[1],
             "head_tiles": a["tile_max"].shape[1], "head_tile": self.tiling.lm_head,
             "sample_parts": self.tiling.sample, "matmul": math.matmul.address,
             "norm_rows": ops.norm.address, "route": routing.route.address,
@@ -129,7 +132,7 @@ class CpuBackend:
 
     def _shapes(self, pages: int) -> dict[str, tuple[type, tuple[int, ...]]]:
         """Name -> dtype and shape of all that steps work in."""
-        c, s, rows = self.config, binding_sizes(self.config, self.mode), MAX_ROWS
+        c, s, rows = self.config, binding_sizes(self.config, self.mode), self.max_rows
         splits = StepShape.covering(1, c.max_positions).splits
         tiles = -(-c.vocab // self.tiling.lm_head)
 
@@ -157,7 +160,7 @@ class CpuBackend:
 
     def _make_scratch(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """(block, arrays) of one worker's scratch."""
-        t, s, rows = self.tiling, self._params.sizes, MAX_ROWS
+        t, s, rows = self.tiling, self._params.sizes, self.max_rows
         tile = max(2 * t.qkv_pairs, t.o_proj, t.router, t.expert_up, t.shared_up, t.dense_up, t.lm_head)
         f32, i32 = np.float32, np.int32
         arrays = {
@@ -222,7 +225,10 @@ class CpuBackend:
         keys = int(plan.position.max()) + 1
         if keys > self.config.max_positions:
             raise MkvizError(f"position {keys - 1}", f"below the model's context of {self.config.max_positions}")
-        table = self.program(StepShape.covering(len(plan), keys))
+        if len(plan) > self.max_rows:
+            raise MkvizError(f"rows: {len(plan)} in one step", f"at most {self.max_rows} on the cpu backend")
+        shape = StepShape.covering(len(plan), keys)
+        table = self.program(shape if self.builds else nearest(shape, self._tables))
         self._fill(plan)
         it = pack(StepCall, binding=self._binding, epoch=table.steps, step=self.serial, trace=self.trace, seed=self.seed,
                   jitter=self.jitter_ns, workers=self.workers)  # fmt: skip

@@ -23,6 +23,7 @@ from engine.cuda.stuck import StuckStep, stuck_step
 from engine.cuda.weights import PackedWeights, check_supported
 from engine.pick import Logprobs
 from engine.plan import StepPlan, StepResult
+from engine.tables import nearest
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
@@ -31,13 +32,8 @@ from mkviz.schedule import Schedule
 from mkviz.validate import check
 
 FIXED_SHARED = 39 << 10  # bytes of a block's shared memory besides ring, activations and q, in the kernel for one row
-MORE_SHARED = {
-    1: 0,
-    8: 1 << 10,
-    16: 15 << 10,
-    32: 27 << 10,
-    64: 50 << 10,
-}  # in those for more; the build asserts it
+# what those for more rows take beyond it; the build asserts it
+MORE_SHARED = {rows: kib << 10 for rows, kib in {1: 0, 8: 1, 16: 12, 32: 21, 64: 40, 128: 79, 256: 94}.items()}
 POLL_BUDGET = 2_000_000  # polls of a wait before the launch is given up: seconds, when a poll takes about 1 us
 LINE = 32  # u32 words from one counter to the next: a cache line each
 
@@ -65,8 +61,8 @@ def fixed_shared(bucket: int) -> int:
 
 
 class CudaBackend:
-    """Runs steps of at most ``rows`` rows: 8, 16, 32 or 64 (None: as many of them as shared memory has room for), with a kernel
-    for each of these numbers up to it.
+    """Runs steps of at most ``rows`` rows: 8, 16, 32, 64, 128 or 256 (None: up to 64, as shared memory has room for), with a
+    kernel for each of these numbers up to it.
 
     ``pages``: KV pages of 64 tokens; ``fit``: or as many as the free memory holds beside all else and a margin.  ``trace``:
     level 0 (off), 1 or 2; ``ring_capacity``: records of a ring (None: of two of the largest steps).  ``sampling``: rows are
@@ -76,7 +72,7 @@ class CudaBackend:
     kernel does not support or that does not fit.
     """
 
-    name, max_rows = "cuda", abi.BUCKETS[-1]  # unless it is opened for fewer
+    name, max_rows, builds = "cuda", abi.USUAL_ROWS, True  # rows unless it is opened for others
     ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "",
@@ -164,7 +160,7 @@ class CudaBackend:
     def _buckets(self, rows: int | None) -> list[int]:
         """Rows that a kernel is needed for, in steps of up to ``rows``."""
         one = memory.one_row(self.config) and self.device.arch >= 90  # below, its tracing kernel has too few registers
-        buckets = [1] * one + [b for b in abi.BUCKETS if b <= (rows or abi.BUCKETS[-1])]
+        buckets = [1] * one + [b for b in abi.BUCKETS if b <= (rows or abi.USUAL_ROWS)]
         for bucket in buckets:
             try:
                 self.layout(bucket, bucket)
@@ -179,7 +175,8 @@ class CudaBackend:
         is left beside the fixed part, q and the activations (which the wide kernels leave in global memory) is the ring."""
         c, fixed = self.config, fixed_shared(bucket)
         activations = rows * self.x_stride if bucket <= abi.ROWS else 0
-        words = activations + self._held(bucket) + 2 * max(abi.ROWS, bucket) * (c.head_dim // 2 + 4)
+        attention_rows = StepShape(bucket, 1).row_block  # of a task, whose q is there twice: for math and for the next task
+        words = activations + self._held(bucket) + 2 * abi.ROWS * attention_rows * (c.head_dim // 2 + 4)
         resident = 4 * words + len(c.layers) * abi.LAYER.itemsize
         stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
@@ -219,7 +216,7 @@ class CudaBackend:
         """(graph id, program, its device arrays, [steps run]) for a step shape; built, scheduled and checked at first use."""
         if shape not in self._programs:
             built = self.graph_of(shape)
-            self.bind(built, self.dealt(built.graph, shape))
+            self.bind(built, self.dealt(built.graph, shape), validate=False)  # who deals validates
         return self._programs[shape]
 
     def graph_of(self, shape: StepShape) -> StepGraph:
@@ -311,6 +308,8 @@ class CudaBackend:
             raise MkvizError(f"steps: {steps} in one launch with several rows of a sequence", "1, or one row of each")
         wide = rows > abi.ROWS  # then one table for all of a prompt, rather than another whenever it has grown
         shape = StepShape.covering(rows, max(keys, plan.keys) if wide else keys)
+        if not self.builds:
+            shape = nearest(shape, self._programs)
         bucket, (graph_id, program, arrays, epoch) = self._bucket(shape), self.program(shape)
         first = np.array([plan.position[plan.sequence == s].min() for s in plan.sequence], np.uint32)
         a = self._arrays

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.builder import OP, StepGraph, layer_splits
+from engine.builder import OP, OPS, StepGraph, layer_splits
 from engine.config import ModelConfig
 from engine.cuda.abi import LAYER, STORERS, TASK
 from engine.cuda.weights import PackedWeights
@@ -14,8 +14,8 @@ from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.schedule import Schedule
 
-_ROUTED = [OP["expert_up"], OP["expert_down"]]
-_VECTOR = [OP[name] for name in ("embed", "merge", "pick", "sample", "norm", "top_k")]  # no products: a storer alone does them
+_ROUTED = np.isin(OPS, ["expert_up", "expert_down"])
+_VECTOR = np.isin(OPS, ["embed", "merge", "pick", "sample", "norm", "top_k"])  # no products: a storer alone does them
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +49,6 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
     for i, name in enumerate("abcd"):
         tasks[name] = built.args[:, i]
     tasks["blocks"] = 1
-    like = g.op.astype(np.int32) << 16 | g.layer + 1
-    alike = np.argsort(like, kind="stable")
-    for at in np.split(alike, np.flatnonzero(np.diff(like[alike])) + 1):
-        part = tasks[at]
-        weights.bind(part, g.ops[g.op[at[0]]], int(g.layer[at[0]]))
-        tasks[at] = part
     for kind, ptr, fields in (
         ("wait", g.wait_ptr, {"wait": g.wait_counter, "need": g.wait_need, "wait_arrivals": g.arrivals[g.wait_counter]}),
         ("raise", g.raise_ptr, {"raise": g.raise_counter}),
@@ -67,6 +61,12 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
             at = np.flatnonzero(count > i)
             for name, values in fields.items():
                 tasks[name][at, i] = values[ptr[at] + i]
+    like = g.op.astype(np.int32) << 16 | g.layer + 1
+    alike = np.argsort(like, kind="stable")
+    tasks = _taken(tasks, alike)
+    for at in np.split(np.arange(len(g)), np.flatnonzero(np.diff(like[alike])) + 1):
+        first = alike[at[0]]
+        weights.bind(tasks[at[0] : at[-1] + 1], g.ops[g.op[first]], int(g.layer[first]))
     index = {name: i for i, name in enumerate(g.counters)}
     layers = np.zeros(len(config.layers), LAYER)
     for i, spec in enumerate(config.layers):
@@ -79,39 +79,51 @@ def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weig
         if spec.mlp == "moe":
             router = index[f"router.{i}" if f"top_k.{i}" not in index else f"top_k.{i}"]
             layer["router_counter"], layer["router_arrivals"] = router, g.arrivals[router]
-    ordered = tasks[schedule.order]
-    storer_first = np.zeros((schedule.sms, STORERS), np.uint32)
-    for sm in range(schedule.sms):
-        a, b = schedule.order_ptr[sm], schedule.order_ptr[sm + 1]
-        ordered["order"][a:b] = np.arange(b - a)
-        ordered["routed"][a:b] = _routed_layers(ordered[a:b])
-        storer_first[sm] = _assign_storers(ordered[a:b])
+    place = np.empty(len(g), np.int64)
+    place[alike] = np.arange(len(g))
+    ordered = _taken(tasks, place[schedule.order])
+    sm = np.repeat(np.arange(schedule.sms), np.diff(schedule.order_ptr))
+    ordered["order"] = np.arange(len(ordered)) - schedule.order_ptr[sm]
+    ordered["routed"] = _routed_layers(ordered, sm)
+    storer_first = _assign_storers(ordered, sm, schedule.order_ptr)
     head_tiles = int((g.op == OP["lm_head"]).sum())
     return Program(
         g, schedule, ordered, schedule.order_ptr.astype(np.uint32), storer_first, layers, index["picked"], head_tiles
     )
 
 
-def _assign_storers(tasks: np.ndarray) -> np.ndarray:
-    """Say of each task of an SM's list whose it is and where his next one stands; the index of each storer's first.
+def _taken(tasks: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """TASK[]: tasks[at], moved as words rather than field by field."""
+    return tasks.view(np.uint64).reshape(len(tasks), -1).take(at, axis=0).view(TASK)[:, 0]
+
+
+def _assign_storers(tasks: np.ndarray, sm: np.ndarray, ptr: np.ndarray) -> np.ndarray:
+    """Say of each task, in the order of the SMs' lists, whose it is and where in the list his next one stands; u32[sms,
+    storers]: each storer's first.
 
     The last storer has the tasks without products, the others finished tiles in turn: a merge waits for other SMs, and tiles
     of experts behind it would wait with it, or it with them.
     """
-    vector = np.isin(tasks["op"], _VECTOR)
-    tasks["storer"] = np.where(vector, STORERS - 1, (np.cumsum(~vector) - 1) % (STORERS - 1))
-    first = np.full(STORERS, len(tasks), np.uint32)
-    for storer in range(STORERS):
-        mine = np.flatnonzero(tasks["storer"] == storer)
-        tasks["next"][mine] = np.append(mine[1:], len(tasks))[: len(mine)]
-        first[storer] = mine[0] if len(mine) else len(tasks)
-    return first
+    vector, sms, length = _VECTOR[tasks["op"]], len(ptr) - 1, np.diff(ptr)
+    tiles = np.concatenate([[0], np.cumsum(~vector)])  # before each task
+    tasks["storer"] = np.where(vector, STORERS - 1, (tiles[:-1] - tiles[ptr[sm]]) % (STORERS - 1))
+    whose = sm * STORERS + tasks["storer"]
+    by_storer = np.argsort(whose, kind="stable")
+    whose, order = whose[by_storer], tasks["order"][by_storer].astype(np.int64)
+    starts = np.diff(whose, prepend=-1) != 0
+    follower = np.append(order[1:], 0)
+    tasks["next"][by_storer] = np.where(np.append(starts[1:], True), length[whose // STORERS], follower)
+    first = np.repeat(length, STORERS).astype(np.uint32)
+    first[whose[starts]] = order[starts]
+    return first.reshape(sms, STORERS)
 
 
-def _routed_layers(tasks: np.ndarray) -> np.ndarray:
-    """i64 per task of an SM's list: how many routed layers the list has entered by then, this task's included."""
-    routed = np.isin(tasks["op"], _ROUTED)
-    _, first = np.unique(tasks["layer"][routed], return_index=True)
-    entered = np.zeros(len(tasks), np.int64)
-    entered[np.flatnonzero(routed)[first]] = 1
-    return np.cumsum(entered)
+def _routed_layers(tasks: np.ndarray, sm: np.ndarray) -> np.ndarray:
+    """i64 per task, in the order of the SMs' lists: how many routed layers its SM has entered by then, this task's included."""
+    at = np.flatnonzero(_ROUTED[tasks["op"]])
+    _, first = np.unique(sm[at] * (1 << 16) + tasks["layer"][at].astype(np.int64), return_index=True)
+    entered = np.zeros(len(tasks) + 1, np.int64)
+    entered[at[first] + 1] = 1
+    entered = np.cumsum(entered)
+    begins = np.searchsorted(sm, np.arange(sm[-1] + 1))
+    return entered[1:] - entered[begins[sm]]

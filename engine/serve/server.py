@@ -84,16 +84,14 @@ def open_engine(settings: Settings) -> Engine:
     options = {
         name: getattr(settings, name)
         for name in ("backend", "sms", "policy", "context", "pages", "batch", "queue", "itl_budget_ms", "prefix_cache",
-                     "step_timeout", "trace")
+                     "step_timeout", "trace", "rows")
     }  # fmt: skip
     if settings.backend == "cpu":
         options |= {"sms": settings.sms or 16, "workers": settings.workers, "mode": settings.mode}
-        if settings.rows:
-            raise MkvizError("rows", "the cuda backend only")
     else:
         if settings.workers or settings.mode != "fp32":
             raise MkvizError("workers and mode", "the cpu backend only")
-        options |= {"rows": settings.rows, "sampling": settings.device_sampling}
+        options |= {"sampling": settings.device_sampling}
     return Engine(None if settings.model == "demo" else settings.model, **options)
 
 

@@ -44,8 +44,8 @@ class Settings:
     pages: int | None = _setting(None, "KV pages of 64 tokens (otherwise: what the contexts and memory ask for)", low=1)
     batch: int = _setting(8, "requests that run at once", low=1)
     queue: int = _setting(64, "requests that wait beyond those; one more is told 429 and when to come back", low=0)
-    rows: int | None = _setting(None, "rows of a step at most (cuda; otherwise as many as the GPU has room for)",
-                                choices=(8, 16, 32, 64))  # fmt: skip
+    rows: int | None = _setting(None, "rows of a step at most (otherwise 64, or what the GPU has room for)",
+                                choices=(8, 16, 32, 64, 128, 256))  # fmt: skip
     device_sampling: bool = _setting(True, "pick tokens on the GPU, where a request leaves its logits as they are (cuda)")
     itl_budget_ms: float | None = _setting(None, "ms from a token to the next that prefilling others may use up", low=0.001)
     prefix_cache: bool = _setting(True, "keep computed prompts and answers, for requests of the same key that go on from them")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ROW_GROUP = 1 << 16  # rows that a reader can skip at once
 BACKLOG = 8  # segments' worth of records that may wait for a slow disk before ``step`` waits too
 LONGEST = 30.0  # seconds between flushes of a long recording
+_IDS = ("task", "counter", "order", "load_order")  # of 32 bits: nearly every row has its own, a dictionary would not help
 _GROWING = ("steps", "rows", "routes", "requests", "tokens")
 
 
@@ -257,9 +258,9 @@ def _create(path: Path, meta: dict, overwrite: bool) -> None:
 
 
 def _parquet(table: pa.Table) -> pa.Buffer:
-    """Times and numbers as small differences, words as dictionaries."""
+    """Times, numbers and ids as small differences (neighbours are near each other), what repeats and words as dictionaries."""
     stream = pa.BufferOutputStream()
-    numbers = [f.name for f in table.schema if pa.types.is_int64(f.type)]
+    numbers = [f.name for f in table.schema if pa.types.is_int64(f.type) or f.name in _IDS]
     others = [f.name for f in table.schema if f.name not in numbers]
     pq.write_table(table, stream, row_group_size=ROW_GROUP, compression="zstd", use_dictionary=others,
                    column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"))  # fmt: skip

@@ -163,7 +163,7 @@ def test_the_longest_chain_of_a_llama(keys, layer):
     [
         (["--batch", "0"], "--batch: 0; 1 or more rows"),
         (["--batch", "65"], "--batch: 65 rows; at most 64 on the cpu backend"),
-        (["--batch", "1", "999", "--shape", "llama-3.2-1b"], "--batch: 999 rows; at most 64 on the cuda"),
+        (["--batch", "1", "999", "--shape", "llama-3.2-1b"], "--batch: 999 rows; at most 256 on the cuda"),
         (["--context", "0"], "--context: 0; 1 or more tokens"),
         (["--context", "2040"], "--context: 2040 and 16 steps; at most the 2048 positions of demo"),
         (["--shape", "smollm2-135m", "--context", "9000"], "--context: 9000 and 16 steps; at most the 8192 positions"),

@@ -95,6 +95,16 @@ def test_threads_with_jitter(case):
         case.check(rng, rng.permutation(4)[:3].tolist(), **options)
 
 
+def test_prompts_in_steps_of_256_rows(case):
+    """Beside one another, and beside a row that decodes."""
+    rows = Rows(open_backend(case.directory, rows=256), [case.tokens[i] for i in (5, 1, 4)])
+    for counts in ([0, 4, 0], [191, 1, 64], [256, 0, 0], [83, 0, 1]):
+        rows.step(counts)
+    assert [len(plan) for plan in rows.plans[1:3]] == [256, 256]
+    assert [graph.meta["rows"] for graph, _ in rows.backend.graphs.values()][1:] == [256, 256, 128]
+    assert all(same_bits(logits, case.want[i]) for i, logits in zip((5, 1, 4), rows.logits, strict=True))
+
+
 def test_mixed_precision_in_any_batch(tmp_path):
     """bf16 mode: as independent of the batch, and near fp32, as 8 bits of mantissa allow."""
     case = Case(tmp_path, "cohere", mode="bf16")

@@ -25,7 +25,7 @@ QUICK = [(90, 0), (90, 1), (80, 0), (80, 1)]
 OTHERS = [120, *(pytest.param(arch, marks=pytest.mark.slow) for arch in (86, 89, 100))]
 # what the default kernel has not, in all combinations that could be the worst
 VARIANTS = {"head norms": {"qk_norm": True}, "all of 8 rows": {"qk_norm": True, "sampling": True}} | {
-    f"all of {rows} rows": {"qk_norm": True, "sampling": True, "rows": rows} for rows in (16, 32, 64)
+    f"all of {rows} rows": {"qk_norm": True, "sampling": True, "rows": rows} for rows in (16, 32, 64, 128, 256)
 }
 REGISTERS = 65536  # of an SM, every architecture from 8.0 on
 
@@ -83,7 +83,7 @@ def test_one_binary_of_each_architecture(arch):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", [90, pytest.param(80, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("variant", [pytest.param(v, marks=[pytest.mark.slow] * (v != "all of 64 rows"))
+@pytest.mark.parametrize("variant", [pytest.param(v, marks=[pytest.mark.slow] * (v != "all of 256 rows"))
                                      for v in VARIANTS])  # fmt: skip
 def test_variants_do_not_spill(variant, arch):
     """With records, whose stamps take the most registers."""

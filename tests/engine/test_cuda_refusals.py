@@ -113,7 +113,7 @@ def test_rings_for_two_of_the_largest_steps(trace):
     [
         ({"trace": 3}, "trace: 3; 0 (off), 1"),
         ({"sms": 133}, "sms: 133; at most the 132 of NVIDIA H200"),
-        ({"rows": 24}, "rows: 24; one of 8, 16, 32, 64"),
+        ({"rows": 24}, "rows: 24; one of 8, 16, 32, 64, 128, 256"),
         ({"ring_capacity": 100}, "ring_capacity: 100; a power of two, at least 4"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_gpu_without_room_for_any_ring(monkeypatch, config):
 
 
 def test_wide_steps_that_leave_no_ring(monkeypatch, config):
-    """Sums and routing of 64 rows take 45 KiB more than those of eight."""
+    """Sums and routing of 64 rows take 39 KiB more than those of eight."""
     said = refuse(monkeypatch, config, {"shared": 140_000}, rows=64)
     assert said == "rows: 64 in one step; what leaves 48 KiB of 140000 bytes of shared memory"
     assert refuse(monkeypatch, config, {"shared": 140_000, "free": 1}, rows=32).startswith("memory of")
@@ -170,19 +170,50 @@ def test_wide_steps_that_leave_no_ring(monkeypatch, config):
     assert said == "hidden_size: 16384; what leaves 48 KiB of 232448 bytes of shared memory"
 
 
+def opened_for(device, rows, **changes):
+    """A backend as far as what its blocks have room for: North Mini Code's shape on a device with these bytes for a block."""
+    opened = object.__new__(backend.CudaBackend)
+    opened.config, opened.x_stride = replace(shape("north-mini-code", None, 32_768), **changes), 2048 // 2 + 4
+    opened.device = Device(cupy=Untouched(), **H200 | device)
+    return opened, opened._buckets(rows)
+
+
+def test_ring_stages_of_every_bucket():
+    """By hand, bytes of 232,448: fixed 80,896 (64 rows), 120,832 (128), 136,192 (256); q of two tasks of eight rows, 68 words a
+    head; 49 layers of 104.  What is left is in stages of 16,384."""
+    opened, buckets = opened_for({}, 256)
+    assert buckets == [1, 8, 16, 32, 64, 128, 256]
+    for rows, fixed, stages in ((64, 80_896, 6), (128, 120_832, 4), (256, 136_192, 3)):
+        rest = fixed + 2 * 8 * 8 * 68 * 4 + 49 * 104
+        assert (232_448 - rest) // 16_384 == stages
+        assert opened.layout(rows, rows) == (stages, rest + stages * 16_384)
+
+
+def test_who_has_kernels_for_more_than_64_rows():
+    """Who asks for them, on a GPU with room: a block of sm_80 has 163 KiB."""
+    assert opened_for({}, None)[1][-1] == 64
+    assert opened_for({}, 128)[1][-1] == 128
+    small = {"arch": 80, "shared": 166_912}
+    assert opened_for(small, None)[1] == [8, 16, 32]
+    with pytest.raises(MkvizError, match="rows: 128 in one step; what leaves 48 KiB of 166912 bytes"):
+        opened_for(small, 256, head_dim=32)
+
+
 def test_memory_of_wide_and_drawn_steps(config):
-    """What 64 rows and drawing add, by hand: the rows' normed activations and experts; sums, candidates and what is told."""
+    """What more rows and drawing add, by hand: the rows' normed activations and experts; sums, candidates and what is told."""
     tiles = 7
 
     def arrays(**options):
         return {name: prod(shape) * np.dtype(kind).itemsize
                 for name, (kind, shape) in work_arrays(config, 1, 16, 132, tiles, **options).items()}  # fmt: skip
 
-    narrow, wide, drawn = arrays(), arrays(rows=64), arrays(sampling=True)
-    assert wide["logits"] == 8 * narrow["logits"] and wide["kv"] == narrow["kv"]
-    assert {n: wide[n] for n in wide.keys() - narrow.keys()} == {
-        "normed": 2 * 64 * config.hidden, "chosen": 4 * 64 * 16, "chosen_weight": 4 * 64 * 16,
-    }  # fmt: skip
+    narrow, drawn = arrays(), arrays(sampling=True)
+    for rows in (64, 256):
+        wide = arrays(rows=rows)
+        assert wide["logits"] == rows // 8 * narrow["logits"] and wide["kv"] == narrow["kv"]
+        assert {n: wide[n] for n in wide.keys() - narrow.keys()} == {
+            "normed": 2 * rows * config.hidden, "chosen": 4 * rows * 16, "chosen_weight": 4 * rows * 16,
+        }  # fmt: skip
     assert {n: drawn[n] for n in drawn.keys() - narrow.keys()} == {
         "sampling": 8 * 48, "told": 16 * 8 * 184, "tile_sums": 8 * 8 * tiles, "model_sums": 8 * 8 * 64,
         "candidates": 8 * 1024 * 8,

@@ -288,8 +288,8 @@ def test_schedule_check(capsys, monkeypatch):
 
 @pytest.mark.parametrize(("argv", "says"), [
     (["--sms", "0"], "--sms: 0; at least 1"),
-    (["--rows", "65"], "65 rows in one step; 1 to 64"),
-    (["--rows", "0"], "0 rows in one step; 1 to 64"),
+    (["--rows", "257"], "257 rows in one step; 1 to 256"),
+    (["--rows", "0"], "0 rows in one step; 1 to 256"),
     (["--rows", "4", "--context", "3"], "--context: 3; at least the 4 rows"),
     (["--context", "5000"], "--context: 5000; at least the 1 rows, at most the model's 2048"),
     (["--policy", "best"], "unknown policy 'best'"),

@@ -63,16 +63,17 @@ def same_as(i, mine, alone):
     assert all(alone[0][position] == row for position, row in mine[0].items()), f"request {i}"
 
 
-def test_all_at_once(case):
+@pytest.mark.parametrize("rows", [64, 256])
+def test_all_at_once(case, rows):
     directory, want = case
-    engine = Engine(directory, sms=4, workers=2)
+    engine = Engine(directory, sms=4, workers=2, rows=None if rows == 64 else rows)
     watch = Watch(engine, held=True)
     sequences = [submit(engine, a) for a in asked()]
     watch.go.set()
     for i, mine in enumerate(outcome(engine, watch, sequences)):
         same_as(i, mine, want[i])
     assert max(len({request for request, _ in plan}) for plan in watch.plans) == 8
-    assert max(map(len, watch.plans)) == 64
+    assert max(map(len, watch.plans)) == rows
     engine.close()
 
 

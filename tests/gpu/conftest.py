@@ -19,9 +19,9 @@ sys.path.insert(0, str(ROOT / "tests" / "engine"))
 def _variants() -> list[dict]:
     """Of the kernel, what the tests here ask for."""
     narrow = [{"trace": t} for t in (0, 1, 2)] + [{"trace": 0, "delays": True}, {"trace": 0, "MK_BULK": 0}]
-    wide = [{"rows": rows} | v for rows in (16, 32, 64) for v in narrow[:4]]
+    wide = [{"rows": rows} | v for rows in (16, 32, 64, 128, 256) for v in narrow[:4]]
     all_of_them = [{"experts": 32, "qk_norm": qk} | v for v in narrow + wide for qk in (False, True)]
-    drawing = [{"experts": 32, "trace": 0, "sampling": True, "rows": rows} for rows in (8, 16, 32, 64)]
+    drawing = [{"experts": 32, "trace": 0, "sampling": True, "rows": rows} for rows in (8, 16, 32, 64, 128, 256)]
     return [*all_of_them, *drawing, {"experts": 32, "trace": 1, "sampling": True}, {"experts": 200, "trace": 0}]
 
 

@@ -1,4 +1,4 @@
-"""Steps of up to 64 rows on the GPU: the same bits as in steps of eight, whatever is mixed, traced, delayed or poisoned."""
+"""Steps of up to 256 rows on the GPU: the same bits as in steps of eight, whatever is mixed, traced, delayed or poisoned."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from mkviz.drain import Drain
 
 pytestmark = pytest.mark.gpu
 
+WIDEST = (64, 128, 256)
 LENGTHS = (700, 130, 1, 64, 270, 65, 33, 128)
 
 
@@ -39,7 +40,7 @@ def wide(directory, rows, seed, **options):
     return Rows(backend, prompts(backend, LENGTHS), seed=seed).run(most=rows)
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("rows", [16, 32, 64, 128, 256])
 def test_same_bits_in_every_bucket(directory, narrow, rows, evidence):
     got = wide(directory, rows, seed=rows)
     same = [same_bits(a, b) for a, b in zip(got, narrow, strict=True)]
@@ -50,16 +51,18 @@ def test_same_bits_in_every_bucket(directory, narrow, rows, evidence):
     assert all(same)
 
 
+@pytest.mark.parametrize("bucket", WIDEST)
 @pytest.mark.parametrize("options", [{"trace": 1}, {"trace": 2}, {"sms": 57}, {"delays": 5}, {"policy": "layered"}], ids=str)
-def test_same_bits_however_it_runs(directory, narrow, options, evidence):
-    got = wide(directory, 64, seed=9, **options)
+def test_same_bits_however_it_runs(directory, narrow, options, bucket, evidence):
+    got = wide(directory, bucket, seed=9, **options)
     same = all(same_bits(a, b) for a, b in zip(got, narrow, strict=True))
-    evidence.add("bucket 64", model=directory.name, identical=same, **options)
+    evidence.add(f"bucket {bucket}", model=directory.name, identical=same, **options)
     assert same
 
 
-def test_poison_leaks_nothing_in_wide_steps(directory, narrow, evidence):
-    backend = open_cuda(directory, rows=64)
+@pytest.mark.parametrize("bucket", WIDEST)
+def test_poison_leaks_nothing_in_wide_steps(directory, narrow, bucket, evidence):
+    backend = open_cuda(directory, rows=bucket)
     poison(backend, pages=True)
     step = backend.step
 
@@ -68,15 +71,16 @@ def test_poison_leaks_nothing_in_wide_steps(directory, narrow, evidence):
         return step(plan)
 
     backend.step = poisoned_step
-    got = Rows(backend, prompts(backend, LENGTHS), seed=2).run(most=50)
+    got = Rows(backend, prompts(backend, LENGTHS), seed=2).run(most=bucket)
     same = all(same_bits(a, b) for a, b in zip(got, narrow, strict=True))
-    evidence.add("poison, bucket 64", model=directory.name, identical=same)
+    evidence.add(f"poison, bucket {bucket}", model=directory.name, identical=same)
     assert same
 
 
-def test_a_prompt_of_3000_tokens_while_seven_rows_decode(directory, evidence):
+@pytest.mark.parametrize("bucket", WIDEST)
+def test_a_prompt_of_3000_tokens_while_seven_rows_decode(directory, bucket, evidence):
     """Greedy tokens and logits of all eight sequences, against each of them alone in steps of eight rows at most."""
-    backend = open_cuda(directory, rows=64)
+    backend = open_cuda(directory, rows=bucket)
     if backend.config.max_positions < 3100:
         pytest.skip(f"a context of {backend.config.max_positions}")
     tokens = prompts(backend, (9, 17, 33, 64, 65, 100, 129), seed=1)
@@ -88,23 +92,26 @@ def test_a_prompt_of_3000_tokens_while_seven_rows_decode(directory, evidence):
     while rows.done[7] < 3000:
         for i in range(7):  # each goes on by its own greedy token
             rows.tokens[i].append(int(rows.logits[i][-1].argmax()))
-        rows.step([1] * 7 + [min(57, 3000 - rows.done[7])])
+        rows.step([1] * 7 + [min(bucket - 7, 3000 - rows.done[7])])
         steps += 1
     narrow = open_cuda(directory)
     same = 0
     for i in range(8):
         alone = Rows(narrow, [rows.tokens[i]], seed=i).run(most=8)[0]
         same += same_bits(alone, rows.logits[i])
-    evidence.add("prefill beside decode", model=directory.name, prompt=3000, decoding=7, steps=steps, identical=same)
+    evidence.add(
+        "prefill beside decode", model=directory.name, bucket=bucket, prompt=3000, decoding=7, steps=steps, identical=same
+    )
     assert same == 8
 
 
-def test_many_wide_steps_in_one_launch(directory):
-    """Forty rows decode twelve steps: the tokens of eight-row launches."""
-    rows, steps, i32 = 40, 12, np.int32
+@pytest.mark.parametrize(("rows", "bucket"), [(40, 64), (100, 128), (200, 256)])
+def test_many_wide_steps_in_one_launch(directory, rows, bucket):
+    """So many rows decode twelve steps: the tokens of eight-row launches."""
+    steps, i32 = 12, np.int32
     tokens = np.random.default_rng(4).integers(10, 200, rows).astype(i32)
     pages = np.arange(rows, dtype=i32)[:, None]
-    backend = open_cuda(directory, rows=64)
+    backend = open_cuda(directory, rows=bucket)
     backend.run(make_plan(tokens, np.zeros(rows, i32), range(rows), pages), steps)
     together = backend.greedy_steps.copy()
     few = open_cuda(directory)
@@ -113,15 +120,17 @@ def test_many_wide_steps_in_one_launch(directory):
         assert np.array_equal(few.greedy_steps, together[:, i : i + 8]), i
 
 
-def test_records_of_wide_steps():
-    backend = open_cuda(demo_directory(), rows=64, trace=1)
-    drain, graphs = Drain(backend.rings.link(), expects_meta=False), 0
-    for at in range(0, 240, 60):
-        backend.step(make_plan(np.arange(20, 80), range(at, at + 60)))
+@pytest.mark.parametrize("bucket", WIDEST)
+def test_records_of_wide_steps(bucket):
+    """Four steps of a little less than the bucket, by rings that hold them all."""
+    backend, n = open_cuda(demo_directory(), rows=bucket, trace=1, ring_capacity=None), bucket - 4
+    drain, graphs, results = Drain(backend.rings.link(), expects_meta=False), 0, []
+    for at in range(0, 4 * n, n):
+        results.append(backend.step(make_plan(20 + np.arange(n), range(at, at + n))))
         while graphs < len(backend.graphs):
             drain.graph(graphs, *backend.graphs[graphs])
             graphs += 1
         drain.poll()
     stats = drain.close()
     assert stats.torn == stats.lost == 0
-    assert stats.written == 4 * len(backend.graphs[0][0])
+    assert stats.written == sum(len(backend.graphs[r.graph][0]) for r in results)

@@ -6,6 +6,7 @@ from cases import CASES
 from checkpoints import make_checkpoint
 from stepping import open_cuda
 
+from engine.cuda.abi import BUCKETS
 from engine.pick import logprobs, pick
 from engine.plan import StepPlan
 from engine.sampling import SamplingParams
@@ -31,10 +32,10 @@ def plan(tokens, position: int, asks) -> StepPlan:
                     np.arange(n, dtype=i32)[:, None], asks)  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("rows", [1, 8, 64, 100, 200])
 def test_steps_are_drawn_by_the_rule(directory, rows, evidence):
     """Twenty steps, each by the logits of a backend that does not sample; where the kernel has no token, the rule gives it."""
-    bucket = max(8, rows)
+    bucket = next(b for b in BUCKETS if b >= rows)
     plain, drawing = open_cuda(directory, rows=bucket), open_cuda(directory, rows=bucket, sampling=True)
     asks = [SamplingParams(**{"temperature": 1.0, "seed": 99 + i} | KINDS[i % len(KINDS)]) for i in range(rows)]
     tokens, left, wrong = np.arange(10, 10 + rows), 0, []

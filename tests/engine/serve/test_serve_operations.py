@@ -229,7 +229,7 @@ def test_every_setting_of_the_engine_is_the_engines():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"rows": 16}, "rows; the cuda backend only"),
+        ({"rows": 16, "batch": 17}, "batch: 17; 1 to 16 requests, a row each"),
         ({"backend": "cuda", "workers": 2}, "workers and mode; the cpu backend only"),
         ({"backend": "cuda", "rows": 16, "batch": 17}, "batch: 17; 1 to 16 requests, a row each"),
     ],
