@@ -88,8 +88,9 @@ def figures_of(found: Judged) -> dict:
     for kind in told["kinds"]:
         ops = [op for op in told["ops"] if (op["rows"], op["prefill"]) == (kind["rows"], kind["prefill"])]
         whole = sum(op["recorded"] for op in ops)
-        ns = {name: round(kind[name]) for name in ("recorded", "predicted")}
-        kinds.append({**kind, **ns, "error": round(kind["error"], 4), "ops": {
+        ns = {name: round(kind[name]) for name in ("recorded", "predicted", "spread")}
+        kinds.append({**kind, **ns, "error": round(kind["error"], 4),
+                      "spread_error": round(kind["spread_error"], 4), "ops": {
             op["op"]: round(op["error"], 3) for op in ops if op["recorded"] >= 0.01 * whole}})  # fmt: skip
     return {"fitted": told["fitted"], "kinds": kinds, "notes": told["notes"]}
 

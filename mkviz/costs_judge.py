@@ -11,6 +11,7 @@ import numpy as np
 
 from mkviz.costs_fit import FittedStep
 from mkviz.costs_model import LENT, NOT_TOLD, OpCosts
+from mkviz.costs_spread import Spread
 from mkviz.errors import MkvizError
 from mkviz.replayable import BOUND, Replayable
 from mkviz.step_records import shape_of
@@ -21,19 +22,21 @@ if TYPE_CHECKING:
 
     from mkviz.machine import Machine
 
-STEP = ["step", "rows", "prefill", "recorded", "predicted"]
+STEP = ["step", "rows", "prefill", "recorded", "predicted", "spread"]
 
 
 @dataclass(frozen=True, eq=False)
 class JudgedStep:
-    """A step that the costs were not fitted to: ``rows``, of which ``prefill``; ``predicted`` ns; of each op that ran in it
-    (op, tasks, ns of their math as recorded, as predicted)."""
+    """A step that the costs were not fitted to: ``rows``, of which ``prefill``; ns as ``recorded``, as ``predicted`` from means
+    by op, and from costs that keep their ``spread`` (:mod:`mkviz.costs_spread`); of each op that ran in it (op, tasks, ns of
+    their math as recorded, as predicted)."""
 
     step: int
     rows: int
     prefill: int
     recorded: int
     predicted: int
+    spread: int
     ops: list[tuple[str, int, int, int]]
 
     @property
@@ -54,9 +57,9 @@ class Judged:
     notes: list[str] = field(default_factory=list)
 
     def frame(self, of: str = "kind") -> pd.DataFrame:
-        """``of="kind"``: of each kind of step ``rows``, ``prefill``, ``steps`` and medians: ``recorded``, ``predicted`` ns,
-        ``error``.  ``"step"``: a row for each step.  ``"op"``: of each kind and op, ``tasks`` and ns of their math in a step,
-        means of its steps, and ``error``.  Errors are shares of what was recorded."""
+        """``of="kind"``: of each kind of step ``rows``, ``prefill``, ``steps`` and medians: ``recorded``, ``predicted``,
+        ``spread`` ns, ``error``, ``spread_error``.  ``"step"``: a row for each step.  ``"op"``: of each kind and op, ``tasks``
+        and ns of their math in a step, means of its steps, and ``error``.  Errors are shares of what was recorded."""
         import pandas as pd
 
         by = ["rows", "prefill"]
@@ -68,11 +71,12 @@ class Judged:
         if of not in ("kind", "step"):
             raise MkvizError(f"frame of {of!r}", "kind, step or op")
         out = pd.DataFrame([tuple(getattr(s, name) for name in STEP) for s in self.steps], columns=STEP)
-        out = out.assign(error=out["predicted"] / out["recorded"] - 1)
+        out = out.assign(error=out["predicted"] / out["recorded"] - 1, spread_error=out["spread"] / out["recorded"] - 1)
         if of == "step":
             return out
         grouped = out.groupby(by, sort=False)
-        return grouped[["recorded", "predicted", "error"]].median().assign(steps=grouped.size()).reset_index()
+        medians = grouped[["recorded", "predicted", "spread", "error", "spread_error"]].median()
+        return medians.assign(steps=grouped.size()).reset_index()
 
     @cached_property
     def worst(self) -> float:
@@ -115,7 +119,8 @@ class Judged:
         for kind in kinds.itertuples():
             lines += [
                 f"{_words(kind.rows, kind.prefill)}, {kind.steps} step{'s' * (kind.steps > 1)}: "
-                f"recorded {kind.recorded / 1e3:.1f} µs, predicted {kind.predicted / 1e3:.1f} µs, error {kind.error:+.1%}",
+                f"recorded {kind.recorded / 1e3:.1f} µs, predicted {kind.predicted / 1e3:.1f} µs, error {kind.error:+.1%}; "
+                f"with the spread of costs {kind.spread / 1e3:.1f} µs, {kind.spread_error:+.1%}",
                 f"  {'math of':<14}{'tasks':>7}{'recorded':>12}{'predicted':>12}{'error':>9}",
             ]
             for op in ops[(ops["rows"] == kind.rows) & (ops["prefill"] == kind.prefill)].itertuples():
@@ -150,9 +155,10 @@ def judge_costs(costs: OpCosts, fitted: list[FittedStep], of: Replayable, on: Re
         used = {(info.step, info.begin, info.end) for info in of.infos if info.step in numbers}
         unseen = [info for info in on.whole() if (info.step, info.begin, info.end) not in used]
         steps = [info.step for info in on.near_medians(unseen)]
+    spread = Spread.of(costs, fitted)
     for step in on.fitted(steps) if len(np.atleast_1d(steps)) else ():
         if costs.knows(step):
-            found.append(_judged(costs, step, on.rows(infos[step.step.step])))
+            found.append(_judged(spread, step, on.rows(infos[step.step.step])))
         else:
             left += 1
     if not found:
@@ -174,13 +180,15 @@ def within_bound(of: Replayable, steps: list[int]) -> list[FittedStep]:
     return [step for step in of.fitted(steps) if abs(step.error) <= BOUND] if steps else []
 
 
-def _judged(costs: OpCosts, step: FittedStep, rows: int) -> JudgedStep:
+def _judged(spread: Spread, step: FittedStep, rows: int) -> JudgedStep:
     graph, recorded = step.case.graph, step.case.costs.math
+    costs = spread.model
     predicted, ops = costs.of(graph, step.work, step.ran).math, []
     for i in np.unique(graph.op[step.ran]).tolist():
         mine = step.ran & (graph.op == i)
         ops.append((graph.ops[i], int(mine.sum()), int(recorded[mine].sum()), int(predicted[mine].sum())))
-    return JudgedStep(step.step.step, rows, step.step.shape[2], step.step.makespan, costs.replayed(step), ops)
+    return JudgedStep(step.step.step, rows, step.step.shape[2], step.step.makespan, costs.replayed(step),
+                      spread.replayed(step), ops)  # fmt: skip
 
 
 def flops_notes(costs: OpCosts) -> list[str]:
