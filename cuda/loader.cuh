@@ -3,6 +3,10 @@
 #pragma once
 #include "dense.cuh"
 #include "routing.cuh"
+
+#ifndef MK_WARM
+#define MK_WARM 1  // trial
+#endif
 #if MK_ROWS > 8
 #include "wide.cuh"
 #endif
@@ -93,7 +97,7 @@ struct Loader {
 #if MK_ROWS == 1
     // Once for nothing: what is waited for is then met by instructions that are in the cache.
 #pragma unroll 1
-    for (u32 awaited = 0; awaited < 2; ++awaited) {
+    for (u32 awaited = MK_WARM ? 0 : 1; awaited < 2; ++awaited) {
       float logits[MAX_EXPERTS / 32] = {};
       if (awaited) {
         uint2 words[MAX_EXPERTS / 32];

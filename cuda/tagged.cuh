@@ -11,10 +11,14 @@ __device__ __forceinline__ bool tagged(uint4 v, u32 tag) { return v.y == tag && 
 __device__ __forceinline__ void load_tagged(uint2& v, const u64* at) { v = ptx::load_tagged(at); }
 __device__ __forceinline__ void load_tagged(uint4& v, const u64* at) { v = ptx::load_tagged2(at); }
 
+#ifndef MK_SLEEP
+#define MK_SLEEP 200  // ns between polls (trial)
+#endif
+
 // Poll once more?  Counter `wait` of the task stands for the data where a stuck launch is reported.
 __device__ __noinline__ bool poll_again(u32 polls, const Params& p, const Task& t, u32 wait, u32 role, u32 step) {
   const Shared& s = shared_block();
-  __nanosleep(200);  // polls take bandwidth from those who are still at work
+  if (MK_SLEEP) __nanosleep(MK_SLEEP);  // polls take bandwidth from those who are still at work
   if ((polls & 63) == 0 && aborted(s.abort)) return false;
   if (polls <= s.poll_budget) return true;
   u32 c = t.wait[wait], target = (p.epoch + step) * t.wait_arrivals[wait] + t.need[wait];
