@@ -3,6 +3,12 @@
 #pragma once
 #include "dense.cuh"
 
+#if MK_ROWS == 8 && MK_BULK && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200)
+#define MK_HOLDS_ROW 1
+#else
+#define MK_HOLDS_ROW 0  // no registers to spare for it: each pass reads the row
+#endif
+
 template <bool WHOLE>
 struct RowNorm {
   static constexpr u32 HELD = WHOLE ? 16 : 6;  // float4 a lane: all of a row that has no more, which is then read once; or at a time
@@ -79,6 +85,6 @@ __device__ __forceinline__ void norm_row(Block& b, u32 layer, bool second, u32 r
   const Params& p = b.p;
   u64 weight = layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm;
   const float* x = second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row);
-  if (MK_ROWS == 8 && MK_BULK && p.hidden <= RowNorm<true>::HELD * 128) norm_row<true>(p, x, weight, to, b.lane);
+  if (MK_HOLDS_ROW && p.hidden <= RowNorm<true>::HELD * 128) norm_row<true>(p, x, weight, to, b.lane);
   else norm_row<false>(p, x, weight, to, b.lane);
 }

@@ -87,6 +87,7 @@ def test_memory_by_hand(config):
     words = 512 * 16 * 2 + 8 + 1 + 17 + 5 * 8 + 8 * 8  # RoPE table, abort, stop, go, rows, page table
     words += 2 * 8 * 64 + 8 * 64 + 8 * 4 * 2 * 32 + 2 * 8 * 4 * 2 + 8 * 8  # x, mid, parts, maxima and sums, router logits
     words += 8 * 97 + 2 * 8 * tiles + 16 * 8 + 128 + 132 * 7 * 4  # logits, tiles, greedy, routes, states
+    words += 2 * 8 * 16  # experts that rows chose, and their weights
     halves = 8 * 4 * 32 + 4 * 32 * 8 + 8 * 48 * 8 + 1 + 1  # q, attention, expert hidden, no dense, no shared
     tagged = (
         64 + 64 + (4 + 2 * 2) * 16 + 4 * 2 * 32 + 4 * 2 * 2 + 64 + 8 + 3 * 24 + 1 + 1
@@ -211,9 +212,8 @@ def test_memory_of_wide_and_drawn_steps(config):
     for rows in (64, 256):
         wide = arrays(rows=rows)
         assert wide["logits"] == rows // 8 * narrow["logits"] and wide["kv"] == narrow["kv"]
-        assert {n: wide[n] for n in wide.keys() - narrow.keys()} == {
-            "normed": 2 * rows * config.hidden, "chosen": 4 * rows * 16, "chosen_weight": 4 * rows * 16,
-        }  # fmt: skip
+        assert wide["chosen"] == wide["chosen_weight"] == 4 * rows * 16
+        assert {n: wide[n] for n in wide.keys() - narrow.keys()} == {"normed": 2 * rows * config.hidden}
     assert {n: drawn[n] for n in drawn.keys() - narrow.keys()} == {
         "sampling": 8 * 48, "told": 16 * 8 * 184, "tile_sums": 8 * 8 * tiles, "model_sums": 8 * 8 * 64,
         "candidates": 8 * 1024 * 8,
