@@ -86,6 +86,53 @@ def test_unchanged_style_sheets_are_not_written(page):
     assert kept and "blue" in changed and "red" not in changed
 
 
+def test_bars_that_move_and_lose_rows_in_one_message(page):
+    """A Bokeh of the future may do without ``glyphs.js``: then this passes without."""
+    generate(page)
+    tokens(page).nth(5).wait_for()
+    stop(page)
+    wait(page, "t.state.frames > 0 && t.box()")
+    assert page.evaluate("""async () => {
+        const {plot} = Object.values(window.mkviz)[0], view = plot.document.views_manager.find_one(plot)
+        const steps = view.computed_renderer_views.find(({model}) => model.glyph?.type === "HBar" && model.data_source.data.text)
+        const {glyph, data_source: source} = steps.model, y = glyph.y, before = source.data, found = []
+        const turns = () => new Promise((done) => setTimeout(done, 200))
+        const show = (n) => {
+            const some = {left: 0, right: 9, alpha: 1, x: 0, text: "a"}
+            source.data = Object.fromEntries(Object.entries(some).map(([name, value]) => [name, Array(n).fill(value)]))
+        }
+        const note = (event) => found.push(`${event.reason}`)
+        addEventListener("unhandledrejection", note)
+        show(100)
+        await turns()
+        glyph.y = {value: 0.123}
+        show(40)
+        await turns()
+        removeEventListener("unhandledrejection", note)
+        found.push(steps.glyph.left.length, steps.glyph.y[0])
+        glyph.y = y
+        source.data = before
+        await turns()
+        return found
+    }""") == [40, 0.123]
+
+
+def test_a_step_that_the_pointer_left_is_not_lit(page):
+    """Not even where it was on nothing that has a tooltip, as in the row of steps above the lanes."""
+    generate(page)
+    tokens(page).nth(5).wait_for()
+    stop(page)
+    page.keyboard.press("Escape")
+    page.keyboard.press("f")
+    wait(page, "!t.state.follow && t.box()")
+    box, share = page.evaluate("Object.values(window.mkviz).map((t) => [t.box(), t.share_of_lanes()])[0]")
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * (1 - share) * box["height"])
+    page.locator(".turn.assistant span.lit").first.wait_for()
+    assert not page.locator(".mkviz-tip").first.is_visible()
+    page.mouse.move(box["x"] + box["width"] + 200, box["y"])
+    page.locator(".turn.assistant span.lit").first.wait_for(state="detached", timeout=20_000)
+
+
 @pytest.fixture
 def served(monkeypatch, request, caplog):
     """(url, sessions): of a server in this process that forgets a session without a page after ``request.param`` ms; weak
