@@ -94,7 +94,7 @@ def test_bars_that_move_and_lose_rows_in_one_message(page):
     wait(page, "t.state.frames > 0 && t.box()")
     assert page.evaluate("""async () => {
         const {plot} = Object.values(window.mkviz)[0], view = plot.document.views_manager.find_one(plot)
-        const steps = view.computed_renderer_views.find(({model}) => model.glyph?.type === "HBar" && model.data_source.data.text)
+        const steps = view.computed_renderer_views.find(({model: m}) => m.glyph?.type === "HBar" && m.data_source.data.text)
         const {glyph, data_source: source} = steps.model, y = glyph.y, before = source.data, found = []
         const turns = () => new Promise((done) => setTimeout(done, 200))
         const show = (n) => {
