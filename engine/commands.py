@@ -68,6 +68,7 @@ class Generate:
 
     def run(self, args: argparse.Namespace) -> int:
         from engine.generator import EngineGenerator
+        from engine.interrupt import interrupts
         from mkviz.flight import SLOWEST, FlightRecorder
         from mkviz.trace import TraceWriter
 
@@ -101,9 +102,11 @@ class Generate:
             complete = False
             try:
                 begin = time.monotonic_ns()
-                for piece in generator.stream(request):
-                    pieces.append(piece)
-                    print(piece.text, end="", flush=True)
+                with interrupts() as check:
+                    for piece in generator.stream(request):
+                        pieces.append(piece)
+                        print(piece.text, end="", flush=True)
+                        check()
                 complete = True
             finally:
                 if writer is not None:
