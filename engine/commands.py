@@ -68,7 +68,6 @@ class Generate:
 
     def run(self, args: argparse.Namespace) -> int:
         from engine.generator import EngineGenerator
-        from engine.interrupt import interrupts
         from mkviz.flight import SLOWEST, FlightRecorder
         from mkviz.trace import TraceWriter
 
@@ -102,11 +101,9 @@ class Generate:
             complete = False
             try:
                 begin = time.monotonic_ns()
-                with interrupts() as check:
-                    for piece in generator.stream(request):
-                        pieces.append(piece)
-                        print(piece.text, end="", flush=True)
-                        check()
+                for piece in generator.stream(request):
+                    pieces.append(piece)
+                    print(piece.text, end="", flush=True)
                 complete = True
             finally:
                 if writer is not None:
