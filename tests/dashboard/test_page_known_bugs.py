@@ -125,8 +125,16 @@ def test_a_step_that_the_pointer_left_is_not_lit(page):
     page.keyboard.press("Escape")
     page.keyboard.press("f")
     wait(page, "!t.state.follow && t.box()")
-    box, share = page.evaluate("Object.values(window.mkviz).map((t) => [t.box(), t.share_of_lanes()])[0]")
-    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * (1 - share) * box["height"])
+    box, share, middle = page.evaluate("""() => {
+        const t = Object.values(window.mkviz)[0], {plot} = t, {start, end} = plot.x_range
+        const view = plot.document.views_manager.find_one(plot)
+        const steps = view.computed_renderer_views.find(({model: m}) => m.glyph?.type === "HBar" && m.data_source.data.text)
+        const {left, right} = steps.model.data_source.data
+        const bars = [...left].map((from, i) => [Math.max(from, start), Math.min(right[i], end)])
+        const [from, to] = bars.sort((a, b) => b[1] - b[0] - (a[1] - a[0]))[0]  // between two steps there is nothing to light
+        return [t.box(), t.share_of_lanes(), ((from + to) / 2 - start) / (end - start)]
+    }""")
+    page.mouse.move(box["x"] + middle * box["width"], box["y"] + 0.5 * (1 - share) * box["height"])
     page.locator(".turn.assistant span.lit").first.wait_for()
     assert not page.locator(".mkviz-tip").first.is_visible()
     page.mouse.move(box["x"] + box["width"] + 200, box["y"])
