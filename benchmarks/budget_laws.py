@@ -125,8 +125,8 @@ class Machine:
         self.batcher.release(sequence)
 
     def _ns(self, spans) -> int:
-        rows = sum(count for _, count in spans)
-        law, ms = self.law, self.law.ms(rows, sum(n * first + n * (n + 1) // 2 for first, n in spans))
+        rows, keys = self.step_time.load(spans)
+        law, ms = self.law, self.law.ms(rows, keys)
         ms *= float(self._rng.lognormal(0, law.noise)) if law.noise else 1.0
         if law.seldom and self._rng.random() < 1 / law.seldom:
             ms *= law.longer

@@ -12,17 +12,16 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import replace
 
 from evidence import write
 
 from engine.builder import StepShape, build_graph
 from engine.config import ModelConfig
-from engine.cuda.program import make_program
+from engine.cuda.abi import BUCKETS
+from engine.cuda.program import dealt, make_program, tiling_of
 from engine.cuda.weights import PackedWeights
 from engine.shapes import SHAPES, shape
 from engine.tiling import Tiling
-from mkviz.policies import make_schedule
 
 
 class Nowhere(PackedWeights):
@@ -37,11 +36,10 @@ class Nowhere(PackedWeights):
 
 def measure(config: ModelConfig, step: StepShape, sms: int) -> tuple[float, float, int, int]:
     """(seconds, CPU seconds, bytes on the device, tasks) of a step shape's table."""
-    begin, cpu, one = time.perf_counter(), time.process_time(), step.rows == 1
-    tiling = Tiling.for_tensor_cores(config, sms, sampling=True)
-    tiling = replace(tiling, norm_tasks=step.rows > 8, top_k_tasks=not one, merge=-(-config.head_dim // 32) if one else 1)
-    built = build_graph(config, step, tiling)
-    schedule = make_schedule(built.graph, sms, "balanced", **({"attention_bytes": 192 << 10, "fresh_bytes": 0} if one else {}))
+    begin, cpu = time.perf_counter(), time.process_time()
+    bucket = next(b for b in (1, *BUCKETS) if b >= step.rows)
+    built = build_graph(config, step, tiling_of(config, Tiling.for_tensor_cores(config, sms, sampling=True), bucket))
+    schedule = dealt(built.graph, sms, "balanced", bucket)
     program = make_program(config, built, schedule, Nowhere(config))
     size = program.tasks.nbytes + 128 * len(built.graph.counters)
     return time.perf_counter() - begin, time.process_time() - cpu, size, len(built.graph)

@@ -13,14 +13,10 @@ KEPT = 32  # newest steps of a size that count
 FEW = 4  # steps of a size from which on it is known
 STALE = 2000  # steps after which what is known of a size that none of them had is to be tried again
 JUMP = 1.5  # how much longer a step of a larger size may take than smaller ones make believe
-RECENT, QUANTILE, START = (
-    1024,
-    0.993,
-    1.1,
-)  # newest steps that the margin is of, those of them that stay within, what it begins at
-_TRUST = np.array(
-    [1.0, 0.5, 0.1]
-)  # where measurements leave it open: rather all steps alike than by row, rather by row than key
+RECENT = 1024  # newest steps that the margin is of
+QUANTILE = 0.993  # of these stay within it
+START = 1.1  # what it begins at
+_TRUST = np.array([1.0, 0.5, 0.1])  # where measurements leave it open: rather all steps alike than by row, by row than by key
 _RIDGE = 1e-3  # deviation of a step's time, squared, where a + b + c are about 1
 
 

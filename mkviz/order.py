@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
 from mkviz.graph import Graph
 from mkviz.schedule import Schedule
 
+_kept: WeakKeyDictionary[Graph, np.ndarray] = WeakKeyDictionary()
+
 
 def topological_order(graph: Graph) -> np.ndarray:
     """i32[]: task ids, producers first; graph order where that is such an order.  A graph with a cycle leaves some out.
 
-    Needs beyond all arrivals count as cut down to them: the validator reports those by themselves.  A graph keeps it.
+    Needs beyond all arrivals count as cut down to them: the validator reports those by themselves.  It is kept with the graph.
     """
-    if "_order" not in graph.__dict__:
-        graph.__dict__["_order"] = _order(graph)
-    return graph.__dict__["_order"].copy()
+    if graph not in _kept:
+        _kept[graph] = _order(graph)
+    return _kept[graph].copy()
 
 
 def _order(graph: Graph) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from engine.cuda.asks import sampling_of, told_of
 from engine.cuda.build import THREADS, megakernels
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
-from engine.cuda.program import Program, make_program
+from engine.cuda.program import Program, dealt, make_program, tiling_of
 from engine.cuda.random_weights import RandomWeights
 from engine.cuda.stuck import StuckStep, stuck_step
 from engine.cuda.weights import PackedWeights, check_supported
@@ -27,7 +26,6 @@ from engine.tables import nearest
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
-from mkviz.policies import make_schedule
 from mkviz.schedule import Schedule
 from mkviz.validate import check
 
@@ -194,11 +192,6 @@ class CudaBackend:
     def _bucket(self, shape: StepShape) -> int:
         return next(b for b in self.buckets if b >= shape.rows)
 
-    def _tiling(self, shape: StepShape) -> Tiling:
-        bucket = self._bucket(shape)
-        merge = -(-self.config.head_dim // 32) if bucket == 1 else 1  # an element a lane
-        return replace(self.tiling, norm_tasks=bucket > abi.ROWS, top_k_tasks=bucket > 1, merge=merge)
-
     def _compile(self) -> dict[int, Path]:
         cubins = megakernels(self.device.arch, [self._defines(bucket) for bucket in self.buckets])
         return dict(zip(self.buckets, cubins, strict=True))
@@ -220,13 +213,10 @@ class CudaBackend:
         return self._programs[shape]
 
     def graph_of(self, shape: StepShape) -> StepGraph:
-        return build_graph(self.config, shape, self._tiling(shape), 2)
+        return build_graph(self.config, shape, tiling_of(self.config, self.tiling, self._bucket(shape)), 2)
 
     def dealt(self, graph: Graph, shape: StepShape) -> Schedule:
-        """The schedule of a step's graph.  In the kernel for one row nobody waits for the page that the step writes, and an SM
-        with attention is as late as three tiles of experts take (measured: docs/decisions/0010)."""
-        one = self.policy == "balanced" and self._bucket(shape) == 1
-        return make_schedule(graph, self.sms, self.policy, **({"attention_bytes": 192 << 10, "fresh_bytes": 0} if one else {}))
+        return dealt(graph, self.sms, self.policy, self._bucket(shape))
 
     def bind(self, built: StepGraph, schedule: Schedule, validate: bool = True) -> None:
         """Use this graph and schedule for its step shape (``validate=False``: for tests of the watchdog)."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.builder import OP, OPS, StepGraph, layer_splits
 from engine.config import ModelConfig
-from engine.cuda.abi import LAYER, STORERS, TASK
+from engine.cuda.abi import LAYER, ROWS, STORERS, TASK
 from engine.cuda.weights import PackedWeights
+from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
+from mkviz.policies import make_schedule
 from mkviz.schedule import Schedule
 
 _ROUTED = np.isin(OPS, ["expert_up", "expert_down"])
@@ -31,6 +33,19 @@ class Program:
     layers: np.ndarray
     picked_counter: int
     head_tiles: int
+
+
+def tiling_of(config: ModelConfig, tiling: Tiling, bucket: int) -> Tiling:
+    """The tiling of steps in the kernel for ``bucket`` rows."""
+    merge = -(-config.head_dim // 32) if bucket == 1 else 1  # an element a lane
+    return replace(tiling, norm_tasks=bucket > ROWS, top_k_tasks=bucket > 1, merge=merge)
+
+
+def dealt(graph: Graph, sms: int, policy: str, bucket: int) -> Schedule:
+    """The schedule of a step's graph.  In the kernel for one row nobody waits for the page that the step writes, and an SM with
+    attention is as late as three tiles of experts take (measured: docs/decisions/0010)."""
+    one = policy == "balanced" and bucket == 1
+    return make_schedule(graph, sms, policy, **({"attention_bytes": 192 << 10, "fresh_bytes": 0} if one else {}))
 
 
 def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weights: PackedWeights) -> Program:

@@ -30,6 +30,7 @@ def prepare() -> None:
     if document is not None:  # set before by requests for a page, not where a slow page's session had been forgotten meanwhile:
         document._template_variables.setdefault("dist_url", get_dist_path(cdn=False))  # its styles would come from a CDN
         document.theme = OWN_COLOURS
+        document.js_on_event("document_ready", CustomJS(code=asset("glyphs.js")))
         document.js_on_event("connection_lost", CustomJS(code=asset("lost.js")))
     pn.extension(notifications=False)
 

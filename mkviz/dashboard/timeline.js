@@ -118,7 +118,7 @@ function setUp() {
     if (tooltip.style.display === "block" && state.pointer) {  // what was under the pointer may have moved away
       const {clientX, clientY} = state.pointer, p = place(state.pointer)
       state.pointer = p && {...p, clientX, clientY}
-      if (p) ask(); else tooltip.style.display = "none"
+      if (p) ask(); else left()
     }
     requestAnimationFrame(() => { ack.data = {seq: [seq]} })
   }
@@ -169,9 +169,15 @@ function setUp() {
 
   // pointer: hover is answered by the server, which has the records; shift-drag measures a range
 
-  let hover = null, drag = null, press = null
+  let hover = null, asked = false, drag = null, press = null
   function ask() {
-    if (hover === null) hover = setTimeout(() => { hover = null; if (state.pointer) order("hover", state.pointer) }, 45)
+    hover ??= setTimeout(() => { hover = null; if (state.pointer) { asked = true; order("hover", state.pointer) } }, 45)
+  }
+  function left() {  // told even where no tooltip is seen: a step may be lit, or an answer on its way
+    clearTimeout(hover)
+    hover = null
+    tooltip.style.display = "none"
+    if (asked) { asked = false; order("leave") }
   }
   const onPlot = (event) => event.composedPath().includes(plotView()?.el)
   function measured(event) {
@@ -189,8 +195,7 @@ function setUp() {
     }
     const p = onPlot(event) ? place(event) : null
     state.pointer = p && {...p, clientX: event.clientX, clientY: event.clientY}
-    if (!p || event.buttons) { if (tooltip.style.display !== "none") { tooltip.style.display = "none"; order("leave") } return }
-    ask()
+    if (p && !event.buttons) ask(); else left()
   }, true)
   on("mousedown", (event) => {
     if (event.button !== 0) return

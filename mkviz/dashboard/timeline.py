@@ -170,7 +170,7 @@ class Timeline:
         fig.add_layout(self.band)
         channel = {"frame": self.frame, "view": self.view, "ack": self.ack, "command": self.command, "tip": self.tip,
                    "x_range": self.x_range, "plot": fig, "bands": [self.band], "others": []}  # fmt: skip
-        self._open = CustomJS(args=channel, code=asset("timeline.js"))
+        self._open = CustomJS(args=channel, code=asset("glyphs.js") + asset("timeline.js"))
         self.frame.js_on_change("data", self._open)
         moved = CustomJS(args={"frame": self.frame}, code="window.mkviz?.[frame.id]?.moved()")
         self.x_range.js_on_change("start", moved)

@@ -61,7 +61,7 @@ def _opener(context):
         pages.append(page)
         page.on("websocket", watch_socket)
         page.on("request", watch_request)
-        page.on("pageerror", lambda error: complaints.append(f"error in the page: {error}"))
+        page.on("pageerror", lambda error: complaints.append(f"error in the page: {error} {error.stack}"))
         page.goto(url)
         page.wait_for_selector("body[data-mkviz=ready]", state="attached")
         return page

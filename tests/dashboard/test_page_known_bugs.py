@@ -86,6 +86,73 @@ def test_unchanged_style_sheets_are_not_written(page):
     assert kept and "blue" in changed and "red" not in changed
 
 
+def test_bars_that_move_and_lose_rows_in_one_message(page):
+    """A Bokeh of the future may do without ``glyphs.js``: then this passes without."""
+    generate(page)
+    tokens(page).nth(5).wait_for()
+    stop(page)
+    wait(page, "t.state.frames > 0 && t.box()")
+    assert page.evaluate("""async () => {
+        const {plot} = Object.values(window.mkviz)[0], view = plot.document.views_manager.find_one(plot)
+        const steps = view.computed_renderer_views.find(({model: m}) => m.glyph?.type === "HBar" && m.data_source.data.text)
+        const {glyph, data_source: source} = steps.model, y = glyph.y, before = source.data, found = []
+        const turns = () => new Promise((done) => setTimeout(done, 200))
+        const show = (n) => {
+            const some = {left: 0, right: 9, alpha: 1, x: 0, text: "a"}
+            source.data = Object.fromEntries(Object.entries(some).map(([name, value]) => [name, Array(n).fill(value)]))
+        }
+        const note = (event) => found.push(`${event.reason}`)
+        addEventListener("unhandledrejection", note)
+        show(100)
+        await turns()
+        glyph.y = {value: 0.123}
+        show(40)
+        await turns()
+        removeEventListener("unhandledrejection", note)
+        found.push(steps.glyph.left.length, steps.glyph.y[0])
+        glyph.y = y
+        source.data = before
+        await turns()
+        return found
+    }""") == [40, 0.123]
+
+
+# [the middle of the widest step in view, as a share of the range]; [] until the page has drawn a step.
+STEP = """(t) => {
+    const {plot} = t, {start, end} = plot.x_range, view = plot.document.views_manager.find_one(plot)
+    const steps = view?.computed_renderer_views.find(({model: m}) => m.glyph?.type === "HBar" && m.data_source.data.text)
+    const {left, right} = steps?.model.data_source.data ?? {left: [], right: []}
+    const bars = [...left].map((from, i) => [Math.max(from, start), Math.min(right[i], end)]).filter(([from, to]) => to > from)
+    const [first] = bars.sort((a, b) => b[1] - b[0] - (a[1] - a[0]))
+    return first ? [((first[0] + first[1]) / 2 - start) / (end - start)] : []
+}"""
+
+
+def test_a_step_that_the_pointer_left_is_not_lit(page):
+    """Not even where it was on nothing that has a tooltip, as in the row of steps above the lanes."""
+    generate(page)
+    tokens(page).nth(5).wait_for()
+    wait(page, f"({STEP})(t).length")  # on a busy machine the text may be ahead of the lanes
+    stop(page)
+    page.keyboard.press("Escape")
+    page.keyboard.press("f")
+    look = f"""() => {{
+        const t = Object.values(window.mkviz)[0]
+        return t.state.follow ? null : [t.box(), t.share_of_lanes(), ({STEP})(t)]
+    }}"""
+    seen = before = None
+    while not (seen and seen[0] and seen[2] and seen == before):  # until the page has come to rest; the test's limit ends it
+        page.wait_for_timeout(500)
+        seen, before = page.evaluate(look), seen
+    box, share, [middle] = seen
+    # Between two steps there is nothing to light: so the middle of one.
+    page.mouse.move(box["x"] + middle * box["width"], box["y"] + 0.5 * (1 - share) * box["height"])
+    page.locator(".turn.assistant span.lit").first.wait_for()
+    assert not page.locator(".mkviz-tip").first.is_visible()
+    page.mouse.move(box["x"] + box["width"] + 200, box["y"])
+    page.locator(".turn.assistant span.lit").first.wait_for(state="detached", timeout=20_000)
+
+
 @pytest.fixture
 def served(monkeypatch, request, caplog):
     """(url, sessions): of a server in this process that forgets a session without a page after ``request.param`` ms; weak
