@@ -2,6 +2,10 @@
 #pragma once
 #include "attention.cuh"
 
+#ifndef MK_PREFETCH
+#define MK_PREFETCH 1  // trial
+#endif
+
 // Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.
 
 template <typename Next>
@@ -82,6 +86,18 @@ __device__ __forceinline__ float bias_of(u64 bias, u32 i) { return bias ? __ldg(
 
 __device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row) {
   return (const float*)p.x + ((layer & 1) * MAX_ROWS + row) * (u64)p.hidden;
+}
+
+// Of layer `layer`, the last one's being the final norm; `second`: of what comes of attention.
+__device__ __forceinline__ const float4* norm_weight(const Block& b, u32 layer, bool second) {
+  return (const float4*)(layer == b.p.layer_count ? b.p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm);
+}
+
+// By `threads` threads, while what is to be normed is awaited: nobody has read these weights in this step, so they come from memory.
+__device__ __forceinline__ void prefetch_norm(const Block& b, u32 layer, bool second, u32 thread, u32 threads) {
+  const float4* weight = norm_weight(b, layer, second);
+  if (MK_PREFETCH)
+    for (u32 line = thread; line < (b.p.hidden + 31) / 32; line += threads) ptx::prefetch(weight + line * 8);
 }
 
 // RoPE of a pair.  Spelled out, as all sums of products are that several kernels compute: which is fused must not depend on what is

@@ -2,7 +2,12 @@
 #pragma once
 #include "one_row.cuh"
 
+#ifndef MK_KEPT
+#define MK_KEPT (MK_BULK ? 3 : 0)  // trial; registers
+#endif
+
 struct Feeder {
+  static constexpr u32 STRIDE = FEEDERS * 32;
   Block& b;
   Walker walk;
   u32 thread, done = 0;           // tasks with work that math has finished
@@ -27,7 +32,8 @@ struct Feeder {
 #if MK_ROWS == 1
   // Norm of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share the row; sums are of
   // threads, then lanes, then warps, always in the same order (as norm.cuh has it for rows of more).
-  static constexpr u32 HELD = 6, STRIDE = FEEDERS * 32;  // float4 a thread holds at a time
+  static constexpr u32 HELD = 6;  // float4 a thread holds at a time
+  static constexpr u32 KEPT = MK_KEPT;  // of the weights', before x is there
 
   __device__ __forceinline__ float together(u32 pass) const {
     float all = 0;
@@ -53,11 +59,14 @@ struct Feeder {
   __device__ __forceinline__ bool norm(const Task& t, u32 layer, bool second) {
     const Params& p = b.p;
     const u64* from = (const u64*)(second ? p.mid : p.x);
-    const float4* weight = (const float4*)(layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm);
+    const float4* weight = norm_weight(b, layer, second);
     u32 n = p.hidden / 4, warp = thread >> 5, polls = 0, tag = walk.tag(layer);
+    auto weight_of = [&](u32 at) { return at < n ? __ldg(weight + at) : make_float4(0, 0, 0, 0); };
     bool loaded = false;
     float mean = 0, scale = 0;
-    float4 v[HELD];
+    float4 v[HELD], kept[KEPT ? KEPT : 1];
+#pragma unroll
+    for (u32 i = 0; i < KEPT; ++i) kept[i] = weight_of(i * STRIDE + thread);
 #pragma unroll 1
     for (u32 pass = p.centre ? 0 : 1;; ++pass) {  // 0: mean; 1: mean square of what is left; 2: what comes of it
       float sum = 0;
@@ -80,8 +89,7 @@ struct Feeder {
           float4 w[HELD];
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
-            u32 at = base + i * STRIDE + thread;
-            w[i] = at < n ? __ldg(weight + at) : make_float4(0, 0, 0, 0);
+            w[i] = i < KEPT && base == 0 ? kept[i] : weight_of(base + i * STRIDE + thread);
           }
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
@@ -143,6 +151,7 @@ struct Feeder {
     bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD, fresh = false;
     u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
     if (!WIDE && reads_x(t.op) && (tag != x_tag || walk.step != x_step)) fresh = true;
+    if (fresh) prefetch_norm(b, layer, second, thread, STRIDE);
     bool works = fresh || t.op == ATTENTION || (ONE && t.op == O_PROJ && (heads_layer != t.layer || heads_step != walk.step));
     bool known = !works && thread >= 32;  // who has nothing to do leaves the wait to warp 0
     if (!known) {

@@ -64,8 +64,8 @@ struct RowNorm {
 // Of row `row` of x, into the resident activations or as B fragments.
 #if MK_ROWS > 8
 template <bool WHOLE>
-__device__ __forceinline__ void norm_row(const Params& p, const float* x, u64 weight, u32 row, u32 lane) {
-  RowNorm<WHOLE> norm = {(const float4*)x, (const float4*)weight, p.hidden / 4, lane};
+__device__ __forceinline__ void norm_row(const Params& p, const float* x, const float4* weight, u32 row, u32 lane) {
+  RowNorm<WHOLE> norm = {(const float4*)x, weight, p.hidden / 4, lane};
   norm.run(p, [&](u32 k, u32 first, u32 second) {
     u16* to = (u16*)p.normed;
     *(u32*)(to + fragment_index(k, row, p.hidden / 16)) = first, *(u32*)(to + fragment_index(k + 2, row, p.hidden / 16)) = second;
@@ -73,17 +73,16 @@ __device__ __forceinline__ void norm_row(const Params& p, const float* x, u64 we
 }
 #else
 template <bool WHOLE>
-__device__ __forceinline__ void norm_row(const Params& p, const float* x, u64 weight, u32* to, u32 lane) {
-  RowNorm<WHOLE> norm = {(const float4*)x, (const float4*)weight, p.hidden / 4, lane};
+__device__ __forceinline__ void norm_row(const Params& p, const float* x, const float4* weight, u32* to, u32 lane) {
+  RowNorm<WHOLE> norm = {(const float4*)x, weight, p.hidden / 4, lane};
   norm.run(p, [&](u32 k, u32 first, u32 second) { *(uint2*)(to + k / 2) = make_uint2(first, second); });
 }
 #endif
 
-// Of layer `layer`, the last one's being the final norm; `second`: of what comes of attention.
 template <typename To>
 __device__ __forceinline__ void norm_row(Block& b, u32 layer, bool second, u32 row, To to) {
   const Params& p = b.p;
-  u64 weight = layer == p.layer_count ? p.final_norm : second ? b.layers[layer].norm2 : b.layers[layer].norm;
+  const float4* weight = norm_weight(b, layer, second);
   const float* x = second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row);
   if (MK_HOLDS_ROW && p.hidden <= RowNorm<true>::HELD * 128) norm_row<true>(p, x, weight, to, b.lane);
   else norm_row<false>(p, x, weight, to, b.lane);

@@ -156,6 +156,9 @@ __device__ __forceinline__ void load_chunk(u32 to, const void* from, u32 bytes, 
 #endif
 }
 
+// Has the cache line fetched into L2, without waiting for it.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Orders ordinary accesses against those of the bulk copy engine, for global memory that one writes and the other reads.
 __device__ __forceinline__ void fence_copy_engine() {
 #if MK_BULK

@@ -330,6 +330,9 @@ struct Storer {
           return false;
       } else
 #endif
+#if MK_ROWS > 8
+      if (t.op == NORM) prefetch_norm(b, min(t.layer, b.p.layer_count), t.c, b.lane, 32);
+#endif
       if (!vector_task(t, last_wait)) return false;
 #if MK_TRACE
       if (b.lane == 0) alone.last_wait = last_wait;

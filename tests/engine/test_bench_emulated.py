@@ -135,7 +135,19 @@ def test_the_table_of_ablations(emulated, tmp_path, capsys, name):
 
 def groups_of(graph):
     """(layer, op) by task, as numbers in the order of a kernel per op."""
-    order = ["router", "top_k", "qkv", "attention", "merge", "expert_up", "dense_up", "shared_up", "o_proj", "expert_down", "dense_down"]
+    order = [
+        "router",
+        "top_k",
+        "qkv",
+        "attention",
+        "merge",
+        "expert_up",
+        "dense_up",
+        "shared_up",
+        "o_proj",
+        "expert_down",
+        "dense_down",
+    ]
     place = {("embed", -1): -1, ("lm_head", -1): 10_000, ("pick", -1): 10_001}
     return np.array([
         place.get((graph.ops[op], layer), 100 * layer + order.index(graph.ops[op]) if layer >= 0 else None)
