@@ -39,9 +39,10 @@ __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row,
   }
 }
 
-// Math: false when the launch is given up.
-template <typename Next>
-__device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row, Walker& walk, u32 buffer, Tile& tile, Next next_chunk) {
+// Math: false when the launch is given up.  put(c): rows 16 w .. 16 w + 15 of the split's output, of warp w; sums and maxima are in the
+// tile by then.
+template <typename Next, typename Put>
+__device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row, Walker& walk, u32 buffer, Tile& tile, Next next_chunk, Put put) {
   const Params& p = b.p;
   KeyRange r = walk.keys(t, row_of(t, row));
   u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
@@ -138,7 +139,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
       }
     next_chunk.release();
   }
-  tile.part[w][lane] = make_float4(c[0], c[1], c[2], c[3]);
+  put(c);
   return true;  // who writes wide or probs next has met everybody since they were read: once for the one, twice for the other
 }
 

@@ -2,6 +2,9 @@
 #pragma once
 #include "attention.cuh"
 
+#ifndef MK_EARLY
+#define MK_EARLY 1  // trial: all of a chunk that a warp takes is under way before its first product
+#endif
 #ifndef MK_PREFETCH
 #define MK_PREFETCH 1  // trial
 #endif
@@ -16,9 +19,21 @@ __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k
 #pragma unroll 1
   for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {  // base: this warp's first fragment
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+#if MK_EARLY
+    uint4 w[4];
+    uint2 v[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+      w[i] = base + i < k16 ? a[i * 32] : make_uint4(0, 0, 0, 0);
+      v[i] = base + i < k16 ? make_uint2(x[i * 8], x[i * 8 + 4]) : make_uint2(0, 0);
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) ptx::mma(c, w[i], v[i].x, v[i].y);
+#else
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
       if (base + i < k16) ptx::mma(c, a[i * 32], x[i * 8], x[i * 8 + 4]);
+#endif
     next_chunk.release();
   }
 }

@@ -3,7 +3,7 @@
 #include "one_row.cuh"
 
 #ifndef MK_KEPT
-#define MK_KEPT (MK_BULK ? 3 : 0)  // trial; registers
+#define MK_KEPT (MK_BULK ? 2 : 0)  // trial; registers
 #endif
 
 struct Feeder {

@@ -167,7 +167,8 @@ struct Math {
     for (u32 row = t.a; row <= last; ++row) {
       if (!walk.keys(t, row).pages) continue;
       Tile* tile = open(t);
-      if (!tile || !attention_math(b, t, row, walk, q_next & 1, *tile, next) || !close(t, *tile, row == last)) return false;
+      auto put = [&](const float (&c)[4]) { tile->part[b.warp][b.lane] = make_float4(c[0], c[1], c[2], c[3]); };
+      if (!tile || !attention_math(b, t, row, walk, q_next & 1, *tile, next, put) || !close(t, *tile, row == last)) return false;
     }
     ++q_next;
     return true;
@@ -182,7 +183,14 @@ struct Math {
     u32 end;
 #endif
     if (t.op == ATTENTION) {
-      if (!attention_math(b, t, t.a, walk, q_next & 1, tile, next)) return false;
+      auto put = [&](const float (&c)[4]) {
+#if MK_ROWS == 1
+        one::attention_store(b, t, tile, c, walk.tag(t.layer));
+#else
+        tile.part[b.warp][b.lane] = make_float4(c[0], c[1], c[2], c[3]);
+#endif
+      };
+      if (!attention_math(b, t, t.a, walk, q_next & 1, tile, next, put)) return false;
 #if MK_TRACE
       end = ptx::cycles();
 #endif

@@ -44,7 +44,7 @@ struct Storer {
 
   // -- tasks without products
 
-  static constexpr u32 AT_ONCE = 8;  // reads under way together: each takes about a microsecond
+  static constexpr u32 AT_ONCE = MK_SAMPLING ? 8 : 16;  // reads under way together, each about a microsecond; as registers allow
 
   __device__ __forceinline__ void embed(const Task& t) {
     const Params& p = b.p;
@@ -72,27 +72,23 @@ struct Storer {
     const Params& p = b.p;
     for (u32 row = t.a; row < min(t.b, p.rows); ++row) {
       const float* tops = (const float*)p.tile_max + row * p.head_tiles;
-      const u32* tokens = (const u32*)p.tile_arg + row * p.head_tiles;
       float best = NEG_INF;
-      u32 token = ~0u;
+      u32 tile = 0;  // of equal ones the first: its tokens are the lower ones
 #pragma unroll 1
       for (u32 first = b.lane; first < p.head_tiles; first += 32 * AT_ONCE) {
         float v[AT_ONCE];
-        u32 id[AT_ONCE];
 #pragma unroll
-        for (u32 i = 0; i < AT_ONCE; ++i) {
-          u32 at = first + i * 32;
-          v[i] = at < p.head_tiles ? __ldcg(tops + at) : NEG_INF, id[i] = at < p.head_tiles ? __ldcg(tokens + at) : ~0u;
-        }
+        for (u32 i = 0; i < AT_ONCE; ++i) v[i] = first + i * 32 < p.head_tiles ? __ldcg(tops + first + i * 32) : NEG_INF;
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; ++i)
-          if (id[i] != ~0u && (token == ~0u || v[i] > best)) best = v[i], token = id[i];
+          if (v[i] > best) best = v[i], tile = first + i * 32;
       }
       for (u32 o = 16; o; o >>= 1) {
         float v = __shfl_xor_sync(~0u, best, o);
-        u32 other = __shfl_xor_sync(~0u, token, o);
-        if (other != ~0u && (token == ~0u || v > best || (v == best && other < token))) best = v, token = other;
+        u32 other = __shfl_xor_sync(~0u, tile, o);
+        if (v > best || (v == best && other < tile)) best = v, tile = other;
       }
+      u32 token = __ldcg((const u32*)p.tile_arg + row * p.head_tiles + tile);
 #if MK_SAMPLING
       Told& told = ((Told*)p.told)[walk.step * MAX_ROWS + row];
       token = pick_row(p, row, walk.position(row), p.sample_parts, best, token, told, b.lane);
@@ -255,11 +251,7 @@ struct Storer {
       const Tile& tile = b.s.tile[index][buffer];
       work = tile.work;
       if (t.op == ATTENTION) {
-#if MK_ROWS == 1
-        one::attention_store(b, t, tile, walk.tag(t.layer));
-#else
-        attention_store(b, t, t.a, tile);
-#endif
+        if (!ONE) attention_store(b, t, t.a, tile);  // math has done it
       } else {
         TileValues y = sum_tile(tile, b.lane);
         finish(t, block, y, e, best);
