@@ -78,7 +78,8 @@ class CpuBackend:
         self.config, self.sms, self.policy, self.mode, self.trace = config, sms, policy, mode, trace
         self.workers = min(sms, workers or os.cpu_count() or 1)
         self.sampling, self.pages, self.max_rows = sampling, pages, rows or self.max_rows
-        self.tiling = replace(tiling or Tiling.for_sms(config, sms), sample=sms * sampling)
+        # every worker norms and routes for itself
+        self.tiling = replace(tiling or Tiling.for_sms(config, sms), sample=sms * sampling, norm_tasks=False, top_k_tasks=False)
         self.seed, self.jitter_ns = seed, jitter_ns
         self.rings = HostRings(sms, ring_capacity)
         self.graphs: dict[int, tuple[Graph, Schedule]] = {}

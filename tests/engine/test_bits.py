@@ -64,9 +64,8 @@ def random_tiling(rng, config) -> Tiling:
     """Any tiling: no result may depend on where one tile ends.  A head norm needs its head in one tile."""
     half = config.head_dim // 2
     sizes = {f.name: int(rng.integers(1, 70)) for f in fields(Tiling)}
-    tasks = {name: bool(rng.integers(2)) for name in ("norm_tasks", "top_k_tasks")}
     pairs = half if config.qk_norm else int(rng.integers(1, half + 1))
-    return Tiling(**sizes | tasks | {"qkv_pairs": pairs, "lm_head": sizes["lm_head"] + 8})
+    return Tiling(**sizes | {"qkv_pairs": pairs, "lm_head": sizes["lm_head"] + 8})
 
 
 def random_options(rng, config) -> dict:
