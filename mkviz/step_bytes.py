@@ -1,0 +1,105 @@
+"""Step bytes: what the tasks of a step read.  Its graph counts all the keys and expert slots that a step of it may have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mkviz.graph import Graph
+    from mkviz.protocols import StepInfo
+    from mkviz.trace import Trace
+
+
+class Parts:
+    """Of a graph.  ``part`` u16[T]: tasks of one part read the same share of what the graph counts for them; of part 0 all.
+
+    - of an op in ``meta["slot_bytes"]`` that share of bytes is of its layer's slots, of which a step reads those that its
+      routes gave rows to;
+    - ops of ``meta["keys"]`` are counted for blocks of as many keys, of which each row's last block has fewer.
+    """
+
+    def __init__(self, graph: Graph):
+        self.part, self._rules = np.zeros(len(graph), np.uint16), []
+        self._bytes, ops = graph.bytes, np.array(graph.ops)
+        for op, block in graph.meta.get("keys", {}).items():
+            self._rules.append((block, None))
+            self.part[ops[graph.op] == op] = len(self._rules)
+        for op, of_slots in graph.meta.get("slot_bytes", {}).items():
+            mine = ops[graph.op] == op
+            for layer in np.unique(graph.layer[mine]).tolist():
+                slots = len(np.unique(graph.slot[(graph.layer == layer) & (graph.slot >= 0)]))
+                self._rules.append((0, (layer, of_slots, slots)))
+                self.part[mine & (graph.layer == layer)] = len(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules) + 1
+
+    def shares(self, positions: list[int], slots: Iterable[tuple[int, int]]) -> np.ndarray:
+        """f64[len(self)]: of a step, by the positions of its rows and by the (layer, slot) pairs, each once, that had rows; all
+        of it where a step has none of these."""
+        out, used = np.ones(len(self)), Counter(layer for layer, _ in slots)
+        for i, (block, of_layer) in enumerate(self._rules, 1):
+            if block and positions:
+                out[i] = sum(n + 1 for n in positions) / sum(-(-(n + 1) // block) * block for n in positions)
+            elif of_layer and (there := used[of_layer[0]]):
+                _, of_slots, counted = of_layer
+                out[i] = 1 - of_slots * max(0.0, 1 - there / counted)
+        return out
+
+    def bytes(self, shares: np.ndarray) -> np.ndarray:
+        """i64[T]"""
+        return np.rint(self._bytes * shares[self.part]).astype(np.int64)
+
+
+_kept: WeakKeyDictionary[Graph, Parts] = WeakKeyDictionary()
+
+
+def parts_of(graph: Graph) -> Parts:
+    """They are kept with the graph."""
+    if graph not in _kept:
+        _kept[graph] = Parts(graph)
+    return _kept[graph]
+
+
+def shares_of(parts: Parts, info: StepInfo) -> np.ndarray:
+    """``Parts.shares`` of a step."""
+    slots = {(layer, slot) for layer, slot, _, rows in info.routes if rows}  # older recordings do not say how many rows
+    return parts.shares([row.position for row in info.rows], slots)
+
+
+def step_bytes(graph: Graph, info: StepInfo) -> np.ndarray:
+    """i64[T]: what each task of a step reads, if it runs."""
+    parts = parts_of(graph)
+    return graph.bytes if len(parts) == 1 else parts.bytes(shares_of(parts, info))
+
+
+class TraceBytes:
+    """The same of all steps of a trace, whose rows and routes it reads once, as columns; of graphs without parts neither."""
+
+    def __init__(self, trace: Trace, graphs: Iterable[Graph]):
+        self._told: dict[str, np.ndarray] | None = None
+        if all(len(parts_of(graph)) == 1 for graph in graphs):
+            return
+        rows, routes = (trace.table(name, columns) for name, columns in TOLD.items())
+        rows, routes = ({k: t[k].to_numpy().astype(np.int64) for k in t.column_names} for t in (rows, routes))
+        routes = np.unique(np.stack([routes[k][routes["rows"] > 0] for k in ("step", "layer", "slot")], axis=1), axis=0)
+        order = np.argsort(rows["step"], kind="stable")
+        self._told = {"rows": rows["step"][order], "positions": rows["position"][order], "routes": routes}
+
+    def of(self, step: int, graph: Graph) -> np.ndarray:
+        """i64[T]: of a step (its number) of a graph."""
+        parts, told = parts_of(graph), self._told
+        if told is None or len(parts) == 1:
+            return graph.bytes
+        rows = slice(*np.searchsorted(told["rows"], [step, step + 1]))
+        routes = slice(*np.searchsorted(told["routes"][:, 0], [step, step + 1]))
+        return parts.bytes(parts.shares(told["positions"][rows].tolist(), told["routes"][routes, 1:].tolist()))
+
+
+TOLD = {"rows": ["step", "position"], "routes": ["step", "layer", "slot", "rows"]}
