@@ -62,6 +62,10 @@ class Gate:
         except ApiError as error:
             note.more["error"] = error.message
             await error.response()(scope, receive, tell)
+        except asyncio.CancelledError:  # by the end of the process, which waits no longer for the rest of a body
+            if status or not self._service.draining:
+                raise
+            await ApiError(503, "the server is shutting down").response()(scope, receive, tell)
         except Exception:
             log.exception("internal error", extra={"fields": {"request_id": note.request_id}})
             if not status:

@@ -57,6 +57,11 @@ def test_every_field_can_be_said_in_all_three_places(tmp_path):
         ([], {}, "api_key = [1]", "api_key"),
         ([], {}, "port = ", "is not TOML"),
         (["--api-key", "sp aced"], {}, "", "api_key"),
+        ([], {"MKVIZ_SERVE_API_KEY": ""}, "", "MKVIZ_SERVE_API_KEY: empty"),  # a secret that is not there opens nothing
+        ([], {"MKVIZ_SERVE_API_KEY": "a, "}, "", "MKVIZ_SERVE_API_KEY: empty"),
+        ([], {"MKVIZ_SERVE_HOST": ""}, "", "MKVIZ_SERVE_HOST: empty"),  # nor to everybody
+        (["--served-name", ""], {}, "", "--served-name: empty"),
+        ([], {}, 'api_key = [""]', "api_key: empty"),
         (["--config", "/nowhere/x.toml"], {}, "", "cannot be read"),
     ],
 )
