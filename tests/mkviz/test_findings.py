@@ -125,6 +125,31 @@ def test_every_analysis_answers_and_its_figures_are_those_of_its_words():
     assert "nobody measured this machine's memory" in " ".join(found["blame"].remarks)
 
 
+def test_parts_of_a_step_are_its_bytes_and_what_held_it():
+    """910 kB are 200 ns at 4.55 TB/s; they come evenly while their task runs, from 0 to 800 ns; then its publish."""
+    builder = GraphBuilder("one", ("load",))
+    builder.task("load", bytes=910_000)
+    step = step_of(builder.build(), 1, [(0, 0, 0, 0, 800, 1000)], end=1000)
+    found = ANALYSES["waterfall"].find(Reading.of_source(source(step, label="recorded (NVIDIA H200)")))
+    assert found.answer == (
+        "Step 0 takes 1.00 µs. Reading its bytes, 0.00 GB at 4.55 TB/s, takes 200 ns of that (20.0 %); "
+        "what it takes beyond is above all compute 600 ns (60.0 %) and publish 200 ns (20.0 %)."
+    )
+    rows = found.tables["parts of step 0"].values
+    assert [(row[0], round(row[1]), round(row[2], 6)) for row in rows] == [
+        ("its bytes", 200, 0.2), ("compute", 600, 0.6), ("publish", 200, 0.2), ("step", 1000, 1.0),
+    ]  # fmt: skip
+    assert [row[3:] for row in rows] == [[None, None], [800, "load 600 ns"], [200, "load 200 ns"], [1000, None]]
+    plot = found.plots[0](True)
+    data = plot.renderers[0].data_source.data
+    assert list(data["name"]) == ["its bytes", "compute", "publish", "step"]
+    assert list(data["left"]) == pytest.approx([0, 0.2, 0.8, 0])  # µs
+    assert list(data["right"]) == pytest.approx([0.2, 0.8, 1, 1])
+    assert list(data["words"]) == ["200 ns · 20.0 %", "600 ns · 60.0 %", "200 ns · 20.0 %", "1.00 µs"]
+    with pytest.raises(MkvizError, match="nobody measured this machine's memory"):
+        ANALYSES["waterfall"].find(Reading.of_source(source(step)))
+
+
 def test_without_dependencies_waits_cannot_be_named():
     builder = GraphBuilder("bare", ("op",))
     builder.task("op")
