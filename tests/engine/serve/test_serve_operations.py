@@ -75,6 +75,13 @@ def test_health_version_and_metrics_need_no_key(server, demo, http):
     assert first >= 1 and following >= 4 and metrics["mkviz_queue_seconds_count", ""] >= 1
 
 
+def test_methods_that_nobody_knows_are_counted_as_one(http):
+    for method in ("BREW", "WHEN"):
+        assert http.request(method, "/v1/models").status_code == 405
+    told = http.get("/metrics").text
+    assert 'method="other",route="/v1/models",status="405"' in told and "BREW" not in told and "WHEN" not in told
+
+
 def test_request_ids_come_back_and_reach_the_engine(http, service, monkeypatch):
     labels = []
     submit = service.engine.submit
