@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from mkviz.protocols import StepInfo
     from mkviz.trace import Trace
 
+TOLD = {"rows": ["step", "position"], "routes": ["step", "layer", "slot", "rows"]}
+
+
+def by_op(graph: Graph, name: str) -> dict[str, float]:
+    """By op, the number that a graph's meta has under a name.  Meta is free JSON: what has another form tells nothing."""
+    said = graph.meta.get(name)
+    return {op: n for op, n in said.items() if isinstance(n, int | float) and n > 0} if isinstance(said, dict) else {}
+
+
+def share_of_keys(positions: list[int], block: float) -> float:
+    """What rows at these positions have of the keys of the blocks that theirs lie in; all where no position is known."""
+    keys = [position + 1 for position in positions if position >= 0]
+    return sum(keys) / sum(-(-n // block) * block for n in keys) if keys else 1.0
+
 
 class Parts:
     """Of a graph.  ``part`` u16[T]: tasks of one part read the same share of what the graph counts for them; of part 0 all.
@@ -27,15 +41,16 @@ class Parts:
     def __init__(self, graph: Graph):
         self.part, self._rules = np.zeros(len(graph), np.uint16), []
         self._bytes, ops = graph.bytes, np.array(graph.ops)
-        for op, block in graph.meta.get("keys", {}).items():
+        for op, block in by_op(graph, "keys").items():
             self._rules.append((block, None))
             self.part[ops[graph.op] == op] = len(self._rules)
-        for op, of_slots in graph.meta.get("slot_bytes", {}).items():
+        for op, of_slots in by_op(graph, "slot_bytes").items():
             mine = ops[graph.op] == op
             for layer in np.unique(graph.layer[mine]).tolist():
                 slots = len(np.unique(graph.slot[(graph.layer == layer) & (graph.slot >= 0)]))
-                self._rules.append((0, (layer, of_slots, slots)))
-                self.part[mine & (graph.layer == layer)] = len(self._rules)
+                if slots:
+                    self._rules.append((0, (layer, min(1.0, of_slots), slots)))
+                    self.part[mine & (graph.layer == layer)] = len(self._rules)
 
     def __len__(self) -> int:
         return len(self._rules) + 1
@@ -45,9 +60,9 @@ class Parts:
         of it where a step has none of these."""
         out, used = np.ones(len(self)), Counter(layer for layer, _ in slots)
         for i, (block, of_layer) in enumerate(self._rules, 1):
-            if block and positions:
-                out[i] = sum(n + 1 for n in positions) / sum(-(-(n + 1) // block) * block for n in positions)
-            elif of_layer and (there := used[of_layer[0]]):
+            if of_layer is None:
+                out[i] = share_of_keys(positions, block)
+            elif there := used[of_layer[0]]:
                 _, of_slots, counted = of_layer
                 out[i] = 1 - of_slots * max(0.0, 1 - there / counted)
         return out
@@ -100,6 +115,3 @@ class TraceBytes:
         rows = slice(*np.searchsorted(told["rows"], [step, step + 1]))
         routes = slice(*np.searchsorted(told["routes"][:, 0], [step, step + 1]))
         return parts.bytes(parts.shares(told["positions"][rows].tolist(), told["routes"][routes, 1:].tolist()))
-
-
-TOLD = {"rows": ["step", "position"], "routes": ["step", "layer", "slot", "rows"]}

@@ -8,7 +8,7 @@ import numpy as np
 
 from mkviz.graph import Graph
 from mkviz.protocols import StepInfo
-from mkviz.step_bytes import step_bytes
+from mkviz.step_bytes import by_op, share_of_keys, step_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,8 @@ class Work:
         """
         rows = len(info.rows) or int(graph.meta.get("rows", 0))
         requests = len({row.request for row in info.rows}) or rows
-        size, keys = np.where(ran, step_bytes(graph, info), 0), [row.position + 1 for row in info.rows]
-        return cls(size, _flops(graph, rows, requests, info.routes, ran, keys))
+        size, positions = np.where(ran, step_bytes(graph, info), 0), [row.position for row in info.rows]
+        return cls(size, _flops(graph, rows, requests, info.routes, ran, positions))
 
     @classmethod
     def of_rows(cls, graph: Graph, rows: int) -> Work:
@@ -41,7 +41,7 @@ class Work:
         return cls(graph.bytes, _flops(graph, rows, rows, [], np.ones(len(graph), bool), []))
 
 
-def _flops(graph: Graph, rows: int, requests: int, routes, ran: np.ndarray, keys) -> np.ndarray:
+def _flops(graph: Graph, rows: int, requests: int, routes, ran: np.ndarray, positions: list[int]) -> np.ndarray:
     flops = np.where(ran, graph.flops, 0).astype(float)
     full = int(graph.meta.get("rows", 0))
     if not full or not rows:
@@ -51,13 +51,13 @@ def _flops(graph: Graph, rows: int, requests: int, routes, ran: np.ndarray, keys
     for layer, slot, _, count in routes:
         if count:  # older recordings name slots without saying how many rows they had: that tells nothing
             routed.setdefault(layer, {})[slot] = count
+    blocks = by_op(graph, "keys")
     group = graph.layer.astype(np.int64) * len(graph.ops) + graph.op
     _, group = np.unique(group, return_inverse=True)
     for tasks in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
         op, given = graph.ops[graph.op[tasks[0]]], routed.get(int(graph.layer[tasks[0]]), {})
-        if keys and (block := graph.meta.get("keys", {}).get(op)):
-            part = sum(keys) / sum(-(-n // block) * block for n in keys)
-            flops[tasks] *= part
+        if op in blocks:
+            flops[tasks] *= share_of_keys(positions, blocks[op])
         if op in graph.meta.get("last_row_ops", ()):
             flops[tasks] *= min(share, requests / full)
         elif given and (graph.slot[tasks] >= 0).all():

@@ -21,11 +21,13 @@ from mkviz.protocols import Row, StepInfo
 from mkviz.record import EVENT, KIND_SKIPPED, KIND_TASK
 from mkviz.schedule import Schedule
 from mkviz.simulated import SimulatedSource
+from mkviz.step_bytes import step_bytes
 from mkviz.step_records import steps_of
 from mkviz.store import store_of_trace
 from mkviz.summary import summarise
 from mkviz.trace import Trace, TraceWriter
 from mkviz.waterfall import waterfall
+from mkviz.work import Work
 
 OPS = ("attention", "up", "down")
 READ = {0: {"attention": 80, "up": 900, "down": 800}, 1: {"attention": 160, "up": 1200, "down": 1000}}
@@ -115,3 +117,21 @@ def test_a_simulated_step_has_all_that_its_graph_counts(trace):
     source = SimulatedSource(store_of_trace(trace), replace(MACHINE, sms=2))
     source.wait()
     assert [blame(source, step).bytes for step in (0, 1)] == [TOTAL[1], TOTAL[1]]
+
+
+@pytest.mark.parametrize(
+    ("meta", "position"),
+    [
+        ({"keys": {"attention": 16}}, -1),  # of a row whose position nobody knows
+        ({"keys": ["attention"], "slot_bytes": "down"}, 7),  # what a graph of others may mean by these names
+        ({"keys": {"attention": "16"}, "slot_bytes": {"down": None}}, 7),
+        ({"keys": {"attention": 0}, "slot_bytes": {"attention": 0.8}}, 7),  # the layer of the attention has no slots
+    ],
+)
+def test_what_nobody_tells_leaves_a_step_all_of_its_bytes(meta, position):
+    builder = GraphBuilder("by hand", OPS, {"rows": 1, **meta})
+    builder.task("attention", layer=0, bytes=160, flops=32)
+    graph, info = builder.build(), StepInfo(0, 0, 0, 100, [Row(0, 0, position, 5, "decode")], [(0, 0, 1, 1)])
+    assert step_bytes(graph, info).tolist() == [160]
+    done = Work.of(graph, info, np.ones(1, bool))
+    assert (done.bytes.tolist(), done.flops.tolist()) == ([160], [32])
