@@ -10,6 +10,7 @@ import numpy as np
 
 from mkviz.accounting import KINDS, charge_lanes, is_large
 from mkviz.blame import Blame, blame
+from mkviz.dashboard.units import decimal
 from mkviz.faults import Faults
 from mkviz.machine import named_in
 from mkviz.record import EVENT, KIND_MASK, KIND_SKIPPED, KIND_TASK
@@ -142,7 +143,7 @@ class Summary:
         bounds = [] if blame.critical is None else [f"longest chain of dependencies {_duration(blame.critical)}"]
         if blame.floor is not None:
             bounds.append(
-                f"bandwidth floor {_duration(blame.floor)} ({_size(blame.bytes)} at {blame.bandwidth / 1e12:.2f} TB/s)"
+                f"bandwidth floor {_duration(blame.floor)} ({decimal(blame.bytes)} at {blame.bandwidth / 1e12:.2f} TB/s)"
             )
         return [*lines, f"         bounds: {', '.join(bounds)}", *(f"         {note}" for note in blame.notes)]
 
@@ -154,7 +155,8 @@ class Summary:
         for name, op in self.ops.items():
             idle = "".join(f"{'' if ns is None else _duration(ns):>12}" for ns in (op.wait, op.starved, op.overhead))
             share, rate = f"{op.compute / compute:.1%}" if compute else "", "" if op.gb_s is None else f"{op.gb_s:.1f}"
-            lines.append(f"{name:<16}{op.tasks:>10,}{_duration(op.compute):>12}{share:>8}{_size(op.bytes):>12}{rate:>9}{idle}")
+            rates = f"{decimal(op.bytes):>12}{rate:>9}"
+            lines.append(f"{name:<16}{op.tasks:>10,}{_duration(op.compute):>12}{share:>8}{rates}{idle}")
         return [line.rstrip() for line in lines]
 
 
@@ -163,13 +165,6 @@ def _duration(ns: int) -> str:
         if ns >= size:
             return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns / size:,.0f} {unit}"
     return f"{ns} ns"
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} B"
 
 
 def summarise(trace: Trace) -> Summary:

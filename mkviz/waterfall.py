@@ -14,13 +14,12 @@ import numpy as np
 
 from mkviz.blame import CAUSES, blame_of
 from mkviz.busy import landed_in
+from mkviz.dashboard.units import decimal
 from mkviz.errors import MkvizError
 from mkviz.landings import landings
 from mkviz.machine import Machine
 from mkviz.ring_fill import stages_told
 from mkviz.step_records import StepRecords, steps_of
-
-BYTES = "its bytes"
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from mkviz.protocols import Source
     from mkviz.store import Snapshot
     from mkviz.trace import Trace
+
+BYTES = "its bytes"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Waterfall:
     @property
     def floor(self) -> float:
         return self.bytes * 1e9 / self.bandwidth
+
+    @property
+    def read(self) -> str:
+        """What the floor is made of, in words."""
+        return f"{decimal(self.bytes, 2)} at {self.bandwidth / 1e12:.2f} TB/s"
 
     def by_cause(self) -> list[tuple[str, int, float]]:
         """(cause, ns on the blame path, ns lost), in the order of ``mkviz.blame.CAUSES``; causes that held it at no time are
@@ -95,8 +101,7 @@ class Waterfall:
         def line(name: str, ns: float, more: str = "") -> str:
             return f"{name:<10}{ns / 1e3:>10.1f} µs{ns / whole:>8.1%}{more}"
 
-        read = f"   {self.bytes / 1e9:.2f} GB at {self.bandwidth / 1e12:.2f} TB/s"
-        lines = [self.label, f"step {self.step}, {whole / 1e3:.1f} µs", line(BYTES, self.floor, read)]
+        lines = [self.label, f"step {self.step}, {whole / 1e3:.1f} µs", line(BYTES, self.floor, f"   {self.read}")]
         for cause, path, lost in self.by_cause():
             most = ", ".join(f"{op} {ns / 1e3:.1f}" for op, ns in self.most(cause))
             lines.append(line(cause, lost, f"   of {path / 1e3:.1f} on the path" + (f": {most}" if most else "")))

@@ -18,13 +18,14 @@ def of_waterfall(reading: Reading) -> Finding:
         raise MkvizError("nobody measured this machine's memory", "a source of a machine that was, such as an NVIDIA H200")
     found = waterfall(reading.snapshot_or_trace(), reading.one, reading.machine)
     whole = found.makespan
-    most = sorted(found.by_cause(), key=lambda row: -row[2])[:2]
+    most = sorted((row for row in found.by_cause() if row[2] > 0), key=lambda row: -row[2])[:2]
     beyond = " and ".join(f"{cause} {duration(lost)} ({percent(lost / whole)})" for cause, _, lost in most)
-    read = f"{found.bytes / 1e9:.2f} GB at {found.bandwidth / 1e12:.2f} TB/s"
-    answer = (
-        f"Step {found.step} takes {duration(whole)}. Reading its bytes, {read}, takes {duration(found.floor)} of that "
-        f"({percent(found.floor / whole)}); what it takes beyond is above all {beyond}."
-    )
+    answer = f"Step {found.step} takes {duration(whole)}. Reading its bytes, {found.read}, takes {duration(found.floor)}"
+    if found.floor > whole:
+        answer += ": more than the step, so that not all of them came from memory."
+    else:
+        answer += f" of that ({percent(found.floor / whole)})"
+        answer += f"; what it takes beyond is above all {beyond}." if most else "."
     table = Table({"": "", "time": "ns", "share": "of 1", "on the path": "ns", "most of it": ""})
     table.values.append([BYTES, found.floor, found.floor / whole, None, None])
     for cause, path, lost in found.by_cause():

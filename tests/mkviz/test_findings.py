@@ -132,7 +132,7 @@ def test_parts_of_a_step_are_its_bytes_and_what_held_it():
     step = step_of(builder.build(), 1, [(0, 0, 0, 0, 800, 1000)], end=1000)
     found = ANALYSES["waterfall"].find(Reading.of_source(source(step, label="recorded (NVIDIA H200)")))
     assert found.answer == (
-        "Step 0 takes 1.00 µs. Reading its bytes, 0.00 GB at 4.55 TB/s, takes 200 ns of that (20.0 %); "
+        "Step 0 takes 1.00 µs. Reading its bytes, 910.00 kB at 4.55 TB/s, takes 200 ns of that (20.0 %); "
         "what it takes beyond is above all compute 600 ns (60.0 %) and publish 200 ns (20.0 %)."
     )
     rows = found.tables["parts of step 0"].values
@@ -148,6 +148,21 @@ def test_parts_of_a_step_are_its_bytes_and_what_held_it():
     assert list(data["words"]) == ["200 ns · 20.0 %", "600 ns · 60.0 %", "200 ns · 20.0 %", "1.00 µs"]
     with pytest.raises(MkvizError, match="nobody measured this machine's memory"):
         ANALYSES["waterfall"].find(Reading.of_source(source(step)))
+
+
+def test_a_step_may_be_faster_than_memory():
+    """9.1 MB are 2 µs at 4.55 TB/s: a cache had some of them."""
+    builder = GraphBuilder("one", ("load",))
+    builder.task("load", bytes=9_100_000)
+    step = step_of(builder.build(), 1, [(0, 0, 0, 0, 1000, 1000)], end=1000)
+    found = ANALYSES["waterfall"].find(Reading.of_source(source(step, label="recorded (NVIDIA H200)")))
+    assert found.answer == (
+        "Step 0 takes 1.00 µs. Reading its bytes, 9.10 MB at 4.55 TB/s, takes 2.00 µs: more than the step, so that not all of "
+        "them came from memory."
+    )
+    assert [row[:3] for row in found.tables["parts of step 0"].values] == [
+        ["its bytes", 2000, 2], ["compute", -1000, -1], ["step", 1000, 1],
+    ]  # fmt: skip
 
 
 def test_without_dependencies_waits_cannot_be_named():
@@ -238,4 +253,4 @@ def test_every_definition_that_is_named_is_there():
 
 
 def test_figures_stay_with_their_units():
-    assert prose("20.4 % of 602 µs, 2 GiB < 3") == "20.4&nbsp;% of 602&nbsp;µs, 2&nbsp;GiB &lt; 3"
+    assert prose("20.4 % of 602 µs, 2 GB < 3 GiB") == "20.4&nbsp;% of 602&nbsp;µs, 2&nbsp;GB &lt; 3&nbsp;GiB"
