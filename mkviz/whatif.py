@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """Of one step.  ``fitted``: the step and its unchanged replay; ``after``: the records of the changed one; ``margin``: the
-    error that the change is to be compared with, as a share.
+    error that the change is to be compared with, as a share: that of the replay, or for another batch the largest of it, of the
+    costs by op on the step itself and of these ``out_of_sample`` (None where nobody judged them there).
 
     ``stalled``: ns that the changed step takes if all that counts as math of tasks that read is waiting for bytes; the truth is
     between the two.  None where that makes no difference, or the costs are known.  ``grown``: ns that a step of other rows
@@ -54,6 +55,7 @@ class Prediction:
     margin: float
     stalled: int | None = None
     grown: int | None = None
+    out_of_sample: float | None = None
 
     @property
     def step(self) -> int:
@@ -86,7 +88,8 @@ class Prediction:
         """What to say behind the change."""
         found = "" if self.told else f": not distinguishable from the error of {self.margin:.2%}"
         if self.told and self.margin > abs(self.fitted.error):
-            found = f" (costs by op are off by up to {self.margin:.1%} out of sample)"
+            where = "out of sample" if self.margin == self.out_of_sample else "on the step itself"
+            found = f" (costs by op are off by up to {self.margin:.1%} {where})"
         for other, what in (
             (self.stalled_change, "all math of tasks that read is waiting for bytes"),
             (self.grown_change, "all math grows with the rows where nobody knows what they add"),
@@ -184,9 +187,8 @@ class WhatIf:
                 if before or after:
                     lines.append(f"{cause:<10}{before / 1e3:>12.1f}{after / 1e3:>12.1f}{(after - before) / 1e3:>+12.1f}")
         if self.held_out:
-            fitted = "these steps" if self.change.rows is None else f"all but those that decode {self.change.rows} rows"
             found = ", ".join(f"step {step} {error:+.1%}" for step, error in self.held_out)
-            lines.append(f"{self.costs}, fitted to {fitted}, on others: {found}")
+            lines.append(f"{self.costs}, on steps that they were not fitted to: {found}")
         return "\n".join([*lines, *self.notes, *([] if self.judged is None else ["", self.judged.to_text()])])
 
 
@@ -247,19 +249,20 @@ def _predict(fitted: FittedStep, change: Change, graphs, spread: Spread | None, 
     stalled = None
     if not fitted.exact and change.stalls_matter(case):
         stalled = change.on(case, stalled=True).replay.makespan
-    return Prediction(fitted, change.on(case).records, margin, stalled, grown)
+    return Prediction(fitted, change.on(case).records, margin, stalled, grown, max(margins, default=None))
 
 
 def _rows_notes(model: OpCosts, graph: Graph, rows: int, most: int, judged: bool) -> list[str]:
     """``most``: rows of the steps that the costs are fitted to."""
     notes = ["costs keep their spread: each task is as far from the mean of its op as one like it was in a fitted step, drawn "
              "with a fixed seed", *flops_notes(model)]  # fmt: skip
+    words = f"{rows} row{'s' * (rows > 1)}"
     if rows > most:
         notes.append(f"costs are fitted to steps of up to {most} row{'s' * (most > 1)}: what {rows} take is extrapolated")
     if (graph.slot >= 0).any():
-        notes.append(f"all expert slots of a step of {rows} rows count as used: rows that share an expert would read less")
+        notes.append(f"all expert slots of a step of {words} count as used: rows that share an expert would read less")
     if not judged:
-        notes.append(f"nobody judged these costs on a step of {rows} rows: judge them on a source that has some")
+        notes.append(f"nobody judged these costs on a step of {words}: judge them on a source that has some")
     return notes
 
 
