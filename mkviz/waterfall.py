@@ -99,7 +99,7 @@ class Waterfall:
         whole = self.makespan
 
         def line(name: str, ns: float, more: str = "") -> str:
-            return f"{name:<10}{ns / 1e3:>10.1f} µs{ns / whole:>8.1%}{more}"
+            return f"{name:<10}{ns / 1e3:>z10.1f} µs{ns / whole:>z8.1%}{more}"
 
         lines = [self.label, f"step {self.step}, {whole / 1e3:.1f} µs", line(BYTES, self.floor, f"   {self.read}")]
         for cause, path, lost in self.by_cause():

@@ -34,4 +34,4 @@ def decimal(count: int, digits: int = 1) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:z.1f} %"

@@ -36,7 +36,7 @@ ANALYSES = {
         "Waterfall", "What does the step take beyond its bytes?",
         "What memory could have brought and did not is charged to what held the step meanwhile: math and stalls in it "
         "(compute), done and not published (publish), published and not seen (hop), ready without bytes (starved), ready and "
-        "not begun (overhead), nothing left to do (tail).",
+        "not begun (overhead), nothing left to do (tail). Below 0: a cache brought more than memory can.",
         "Waterfall", of_waterfall,
     ),
     "accounting": Analysis(
