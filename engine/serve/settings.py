@@ -95,6 +95,8 @@ def load(arguments: dict | None = None, environ: dict | None = None) -> Settings
     fields = {item.name: item for item in dataclasses.fields(Settings)}
     values: dict = {}
     file = arguments.get("config") or environ.get(f"{ENV}CONFIG")
+    if file == "":
+        raise MkvizError(f"{ENV}CONFIG: empty", "a TOML file, or leave it out")
     if file:
         values |= _read_file(Path(file), fields)
     for key in sorted(environ):

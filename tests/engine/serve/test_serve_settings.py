@@ -72,3 +72,8 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path, argv, environ, toml, wor
     with pytest.raises(MkvizError) as told:
         load({"config": file} | {k: v for k, v in arguments.items() if v is not None}, environ)
     assert words in str(told.value) and "sp aced" not in str(told.value)
+
+
+def test_a_file_that_is_not_named_might_have_had_the_keys():
+    with pytest.raises(MkvizError, match="MKVIZ_SERVE_CONFIG: empty"):
+        load({}, {"MKVIZ_SERVE_CONFIG": ""})
