@@ -24,10 +24,12 @@ def by_op(graph: Graph, name: str) -> dict[str, float]:
     return {op: n for op, n in said.items() if isinstance(n, int | float) and n > 0} if isinstance(said, dict) else {}
 
 
-def share_of_keys(positions: list[int], block: float) -> float:
-    """What rows at these positions have of the keys of the blocks that theirs lie in; all where no position is known."""
+def share_of_keys(positions: list[int], block: float, rows: int = 1) -> float:
+    """The keys that rows at these positions have, over those of the blocks that theirs lie in; 1 where no position is known.
+    ``rows`` share tasks, which are counted once, for the longest of them: each reads its own, so that it may be above 1."""
     keys = [position + 1 for position in positions if position >= 0]
-    return sum(keys) / sum(-(-n // block) * block for n in keys) if keys else 1.0
+    longest = (max(keys[first : first + rows]) for first in range(0, len(keys), rows))
+    return sum(keys) / sum(-(-n // block) * block for n in longest) if keys else 1.0
 
 
 class Parts:
@@ -35,21 +37,23 @@ class Parts:
 
     - of an op in ``meta["slot_bytes"]`` that share of bytes is of its layer's slots, of which a step reads those that its
       routes gave rows to;
-    - ops of ``meta["keys"]`` are counted for blocks of as many keys, of which each row's last block has fewer.
+    - ops of ``meta["keys"]`` are counted for blocks of as many keys, of which each row's last block has fewer; where a task has
+      several rows (``meta["task_rows"]``, else one), each of them reads its own and the task is counted for one.
     """
 
     def __init__(self, graph: Graph):
         self.part, self._rules = np.zeros(len(graph), np.uint16), []
         self._bytes, ops = graph.bytes, np.array(graph.ops)
+        rows = by_op(graph, "task_rows")
         for op, block in by_op(graph, "keys").items():
-            self._rules.append((block, None))
+            self._rules.append(((block, max(1, int(rows.get(op, 1)))), None))
             self.part[ops[graph.op] == op] = len(self._rules)
         for op, of_slots in by_op(graph, "slot_bytes").items():
             mine = ops[graph.op] == op
             for layer in np.unique(graph.layer[mine]).tolist():
                 slots = len(np.unique(graph.slot[(graph.layer == layer) & (graph.slot >= 0)]))
                 if slots:
-                    self._rules.append((0, (layer, min(1.0, of_slots), slots)))
+                    self._rules.append((None, (layer, min(1.0, of_slots), slots)))
                     self.part[mine & (graph.layer == layer)] = len(self._rules)
 
     def __len__(self) -> int:
@@ -59,9 +63,9 @@ class Parts:
         """f64[len(self)]: of a step, by the positions of its rows and by the (layer, slot) pairs, each once, that had rows; all
         of it where a step has none of these."""
         out, used = np.ones(len(self)), Counter(layer for layer, _ in slots)
-        for i, (block, of_layer) in enumerate(self._rules, 1):
+        for i, (of_keys, of_layer) in enumerate(self._rules, 1):
             if of_layer is None:
-                out[i] = share_of_keys(positions, block)
+                out[i] = share_of_keys(positions, *of_keys)
             elif there := used[of_layer[0]]:
                 _, of_slots, counted = of_layer
                 out[i] = 1 - of_slots * max(0.0, 1 - there / counted)
