@@ -175,14 +175,19 @@ def served(monkeypatch, request, caplog):
         websocket_origin=f"localhost:{port}", check_unused_sessions_milliseconds=100,
         unused_session_lifetime_milliseconds=request.param,
     )  # fmt: skip
+    deadline = time.monotonic() + PATIENCE
+    while True:  # its thread listens when it gets to it
+        try:
+            socket.create_connection(("localhost", port)).close()
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
     yield f"http://localhost:{port}/", sessions
     server.stop()
 
 
-PATIENT = pytest.mark.parametrize("served", [15_000], indirect=True)  # ms: longer than a page takes to open
-
-
-@PATIENT
+@pytest.mark.parametrize("served", [120_000], indirect=True)  # ms: longer than a page takes to open
 def test_each_page_ticks_once_in_a_document_of_its_own(served, open_page):
     url, sessions = served
     for _ in range(2):
@@ -208,7 +213,7 @@ def test_a_page_that_came_late_asks_for_nothing_outside(served, open_page):
     stop(page)
 
 
-@PATIENT
+@pytest.mark.parametrize("served", [15_000], indirect=True)
 def test_a_closed_page_is_let_go(served, open_page):
     url, sessions = served
     for _ in range(4):
