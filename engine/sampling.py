@@ -72,17 +72,20 @@ class StopMatcher:
 
     def __init__(self, stop: tuple[str, ...]):
         self._stop, self._held = stop, ""
+        self._longest = max(map(len, stop), default=0)
 
     def push(self, text: str) -> tuple[str, bool]:
         """(text that may go out, stopped?)."""
-        self._held += text
-        at = min((i for s in self._stop if (i := self._held.find(s)) >= 0), default=-1)
+        held = self._held + text
+        at = min((i for s in self._stop if (i := held.find(s)) >= 0), default=-1)
         if at >= 0:
-            out, self._held = self._held[:at], ""
-            return out, True
-        keep = max((n for s in self._stop for n in range(1, len(s)) if self._held.endswith(s[:n])), default=0)
-        out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return out, False
+            self._held = ""
+            return held[:at], True
+        # Looked for from the text's end and not by all beginnings of a stop string, which may be as long as a request.
+        ends = range(max(0, len(held) - self._longest + 1), len(held))
+        cut = next((i for i in ends if any(s.startswith(held[i:]) for s in self._stop)), len(held))
+        self._held = held[cut:]
+        return held[:cut], False
 
     def flush(self) -> str:
         out, self._held = self._held, ""

@@ -60,7 +60,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as e:
             raise MkvizError(f"text holds half a character at position {e.start}", "text without lone surrogates") from None
-        return self.backend.encode(text, add_special_tokens=special).ids
+        # As a batch of one: that lets other threads run meanwhile, those that generate among them; a plain encode does not.
+        return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
 
     def decode(self, ids: list[int], skip_special: bool = True) -> str:
         """Text of token ids; ids that the tokenizer does not know are left out, as are special tokens unless told otherwise."""

@@ -132,7 +132,7 @@ def blame_of(step: StepRecords, machine: Machine | None = None, label: str = "",
         path.walk()
     if not len(step.graph.wait_counter):
         notes.append("no dependencies: the path follows lanes only, and what waited is unknown or overhead")
-    size = int(step.graph.bytes[step.events["task"][step.lanes.sound]].sum())
+    size = int(step.bytes[step.events["task"][step.lanes.sound]].sum())
     if not size:
         notes.append("no bytes: there is no bandwidth floor")
     floor = -(-size * 10**9 // int(machine.bandwidth)) if machine and size else None

@@ -133,7 +133,6 @@ class _Plan:
 
     def __init__(self, graph: Graph, ops: dict[str, int]):
         self.op_of = np.array([ops.get(op, -1) for op in graph.ops], np.int64)[graph.op]
-        self.size_of = graph.bytes.astype(np.int64)
         self.waits = [graph.wait_ptr.astype(np.int64), graph.wait_counter.astype(np.int64), graph.wait_need.astype(np.int64)]
         self.raises = graph.raise_ptr.astype(np.int64), graph.raise_counter.astype(np.int64)
         ptr, producers = graph.producers
@@ -150,7 +149,7 @@ class _Adder:
     """``held``: rows of HELD; ``sums`` i64[causes, ops + 1, 2]: as of ``add_path``."""
 
     def __init__(self, sweep: Sweep, plans: dict[int, _Plan], ops: int):
-        self.lanes, self._plans, self.held = Lanes(sweep.graphs), plans, []
+        self.lanes, self._sweep, self._plans, self.held = Lanes(sweep.graphs), sweep, plans, []
         self.sums = np.zeros((len(CAUSES), ops + 1, 2), np.int64)
         self._work = {i: np.empty((2, len(graph)), np.int64) for i, (graph, _) in sweep.graphs.items()}
         self._latest = {i: np.empty(len(graph.counters), np.int64) for i, (graph, _) in sweep.graphs.items()}
@@ -174,5 +173,5 @@ class _Adder:
             else:
                 critical = chain_by_time(took, *plan.waiters, *plan.raises)
         self.sums += sums
-        size = int(plan.size_of[times[TASK]].sum())
+        size = int(self._sweep.bytes_of(step)[times[TASK]].sum())
         self.held.append((step.number, makespan, critical, size, *sums[..., 1].sum(axis=1).tolist()))

@@ -37,13 +37,12 @@ class _Adder:
     """``busy`` i64[ops, bins], ``landed`` f64[bins], ``read`` and ``dated`` bytes of its steps."""
 
     def __init__(self, sweep: Sweep, span: tuple[int, int], edges: np.ndarray, ring_bytes: int):
-        self.lanes, self._span, self._edges, self._ring = Lanes(sweep.graphs), span, edges, ring_bytes
+        self.lanes, self._sweep, self._span, self._edges, self._ring = Lanes(sweep.graphs), sweep, span, edges, ring_bytes
         ops = sweep.ops()
         self._plans = {
-            i: (np.array([ops.get(op, -1) for op in graph.ops], np.int64)[graph.op], graph.bytes.astype(np.int64),
-                np.empty(len(graph), np.int64))
+            i: (np.array([ops.get(op, -1) for op in graph.ops], np.int64)[graph.op], np.empty(len(graph), np.int64))
             for i, (graph, _) in sweep.graphs.items()
-        }  # fmt: skip
+        }
         self.busy, self.landed = np.zeros((len(ops), len(edges) - 1), np.int64), np.zeros(len(edges) - 1)
         self.read = self.dated = 0
 
@@ -53,7 +52,7 @@ class _Adder:
         lanes, edges = self.lanes, self._edges
         if not lanes.take(step) or step.since < self._span[0] or step.until > self._span[1]:
             return
-        op_of, size_of, chunk = self._plans[step.graph]
+        (op_of, chunk), size_of = self._plans[step.graph], self._sweep.bytes_of(step)
         offset = step.since - self._span[0]
         first = min(int(np.searchsorted(edges, offset, "right")) - 1, len(edges) - 2)
         add_busy(lanes.times, lanes.ptr, op_of, offset, edges, first, self.busy)

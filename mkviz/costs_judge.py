@@ -43,6 +43,10 @@ class JudgedStep:
     def error(self) -> float:
         return self.predicted / self.recorded - 1
 
+    @property
+    def spread_error(self) -> float:
+        return self.spread / self.recorded - 1
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -84,11 +88,11 @@ class Judged:
         return float(self.frame()["error"].abs().max())
 
     def plot(self, dark: bool = False) -> figure:
-        """What was predicted over what was recorded: math of each op, and the steps."""
+        """What was predicted over what was recorded: math of each op, and the steps, with the spread of costs."""
         from mkviz import plots
 
         rows = [(f"{_words(r.rows, r.prefill)}: {r.op}", r.recorded, r.predicted) for r in self.frame("op").itertuples()]
-        rows += [(_words(r.rows, r.prefill), r.recorded, r.predicted) for r in self.frame().itertuples()]
+        rows += [(_words(r.rows, r.prefill), r.recorded, r.spread) for r in self.frame().itertuples()]
         head = plots.Head("costs by op, out of sample", f"{self.label}, judged on {self.on}", self.notes)
         return plots.predicted(rows, head, dark)
 

@@ -24,7 +24,7 @@ BITS = (8, 16, 16, 24)  # of op, layer, slot and tile in one number, in which ta
 @dataclass(frozen=True, eq=False)
 class Spread:
     """Of n tasks that ran, by ``key`` u64[n] (ascending): ``math`` f64[n], as a share of what ``model`` says of their work, and
-    ``around`` i64[4, n], ns of the other costs in the order of COSTS_OF_TASK."""
+    ``around`` i64[4, n], ns of the other costs in the order of COSTS_OF_TASK, of overhead beyond what ``model`` says."""
 
     model: OpCosts
     key: np.ndarray
@@ -37,10 +37,11 @@ class Spread:
         keys, shares, costs = [], [], []
         for step in steps:
             graph, own = step.case.graph, step.case.costs
-            said = model.of(graph, step.work, step.ran).math
+            said = model.of(graph, step.work, step.ran)
             keys.append(_keys(model, graph)[step.ran])
-            shares.append((own.math / said)[step.ran])
+            shares.append((own.math / said.math)[step.ran])
             costs.append(np.stack([getattr(own, name)[step.ran] for name in COSTS_OF_TASK[1:]]))
+            costs[-1][-1] -= said.overhead[step.ran]
         key = np.concatenate(keys)
         order = np.argsort(key, kind="stable")
         return cls(model, key[order], np.concatenate(shares)[order], np.concatenate(costs, axis=1)[:, order])
@@ -58,12 +59,17 @@ class Spread:
         around = {name: np.zeros(len(graph), np.int64) for name in COSTS_OF_TASK[1:]}
         for name, ns in zip(COSTS_OF_TASK[1:], self.around, strict=True):
             around[name][ran] = ns[chosen]
+        around["overhead"][ran] = np.maximum(0, around["overhead"][ran] + mean.overhead[ran])
         return Costs(math, **around)
 
     def replayed(self, step: FittedStep) -> int:
         """ns that a replay of a step takes with these costs and nothing else of it but what each task had to do."""
         costs = self.costs(step.case.graph, step.work, step.ran)
         return replace(step.case, machine=self.model.machine, costs=costs).replay.makespan
+
+    def error(self, step: FittedStep) -> float:
+        """Of that against the recorded makespan, as a share."""
+        return self.replayed(step) / step.step.makespan - 1
 
     def _range(self, key: np.ndarray, below: int) -> tuple[np.ndarray, np.ndarray]:
         """Of each key, from where to where those are that differ in the lowest ``below`` bits only."""

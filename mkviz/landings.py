@@ -32,7 +32,7 @@ class Landings:
 def landings(step: StepRecords, ring_bytes: int) -> Landings:
     """Of a step without lost records; ``ring_bytes``: how large an SM's ring is, 0: not known, then no reading counts."""
     at, events, sm = step.lanes, step.events, step.events["sm"].astype(np.int64)
-    size = np.where(at.sound, step.graph.bytes[events["task"]], 0).astype(np.float64)
+    size = np.where(at.sound, step.bytes[events["task"]], 0).astype(np.float64)
     reading = at.sound & ((events["fill"] > 0) | (events["flags"] & FLAG_BYTES_LAST != 0)) & (ring_bytes > 0)
     read_on = np.zeros(step.sms, bool)
     read_on[sm[reading]] = True

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkviz import lod_kernels
+from mkviz.step_bytes import parts_of, shares_of
 
 if TYPE_CHECKING:
+    from mkviz.protocols import StepInfo
     from mkviz.store import Snapshot
 
 NONE = 255  # class of a pixel in which nothing ran
@@ -26,7 +28,8 @@ NONE = 255  # class of a pixel in which nothing ran
 class GraphTables:
     """Per-task columns of all graphs of a snapshot, end to end.
 
-    ``op`` u8 (index into snapshot.ops), ``layer`` i16, ``bytes`` f64.  Task t of graph g is row ``start[g] + t``.
+    ``op`` u8 (index into snapshot.ops), ``layer`` i16, ``bytes`` f64 as the graph counts them, and ``part`` u16, of which steps
+    read shares (:meth:`shares`).  Task t of graph g is row ``start[g] + t``.
     """
 
     def __init__(self, snapshot: Snapshot):
@@ -39,10 +42,34 @@ class GraphTables:
         self.op = np.concatenate([*maps, np.zeros(0, np.uint8)])
         self.layer = np.concatenate([*(g.layer for g in graphs), np.zeros(0, np.int16)])
         self.bytes = np.concatenate([*(g.bytes for g in graphs), np.zeros(0)]).astype(np.float64)
+        self.part = np.concatenate([*(parts_of(g).part for g in graphs), np.zeros(0, np.uint16)])
+        self._most = max((len(parts_of(g)) for g in graphs), default=1)
+        self._kept: dict[int, tuple[StepInfo, np.ndarray]] = {}  # shares, by step
 
     def offsets(self, snapshot: Snapshot) -> np.ndarray:
         """i64[C]: first row of each kept step's graph."""
         return np.array([self.start[g] for g in snapshot.steps["graph"].tolist()], np.int64)
+
+    def shares(self, snapshot: Snapshot, rows: np.ndarray) -> np.ndarray:
+        """f64[len(rows), parts]: what the steps in these rows of ``snapshot.steps`` read, over what their graphs count."""
+        out = np.ones((len(rows), self._most))
+        if self._most == 1:
+            return out
+        if len(self._kept) > 2 * len(snapshot.infos):  # most of them are of steps that have made room
+            self._kept.clear()
+        for i, row in enumerate(rows.tolist()):
+            info = snapshot.infos[row]
+            kept = self._kept.get(info.step)
+            if kept is None or kept[0] is not info:
+                kept = self._kept[info.step] = info, shares_of(parts_of(snapshot.graphs[info.graph][0]), info)
+            out[i, : len(kept[1])] = kept[1]
+        return out
+
+    def read(self, snapshot: Snapshot, step: np.ndarray, task: np.ndarray) -> np.ndarray:
+        """f64[n]: bytes that tasks (i64[n], as their graphs number them) read in the steps of these rows (i64[n])."""
+        rows, of = np.unique(step, return_inverse=True)
+        at = self.offsets(snapshot)[step] + task
+        return self.bytes[at] * self.shares(snapshot, rows)[of.reshape(-1), self.part[at]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +163,8 @@ def image_frame(snapshot: Snapshot, tables: GraphTables, x0: float, x1: float, c
     dx = (x1 - x0) / cols
     out = kernels.image(
         snapshot.begin, snapshot.end, snapshot.ready, snapshot.task, snapshot.lane_ptr[rows], begin, end, offset,
-        classes, tables.bytes, np.asarray(weight, np.float64), snapshot.origin, x0, dx, cols,
+        classes, tables.bytes, tables.part, tables.shares(snapshot, rows), np.asarray(weight, np.float64), snapshot.origin, x0,
+        dx, cols,
     )  # fmt: skip
     grid, share, busy, wait, tail, rate = out
     return ImageFrame(x0, dx, grid, share, busy, wait, busy.sum(0, dtype=float), wait.sum(0, dtype=float), tail, rate)
@@ -161,7 +189,7 @@ def summary(snapshot: Snapshot, tables: GraphTables, x0: float, x1: float, kerne
     rows, begin, end, offset = _select(snapshot, tables, x0, x1)
     count, busy, wait, read, tail = kernels.totals(
         snapshot.begin, snapshot.end, snapshot.ready, snapshot.task, snapshot.op, snapshot.lane_ptr[rows], begin, end, offset,
-        tables.bytes, len(snapshot.ops), snapshot.origin, x0, x1,
+        tables.bytes, tables.part, tables.shares(snapshot, rows), len(snapshot.ops), snapshot.origin, x0, x1,
     )  # fmt: skip
     inside = (np.minimum(end, x1) - np.maximum(begin, x0)).sum()
     return Summary(count, busy, wait, read, tail, float(inside) * snapshot.lanes, len(rows))

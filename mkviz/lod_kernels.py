@@ -1,7 +1,8 @@
 """The loops of the level of detail, compiled by numba, or the same sums in numpy where numba is missing.
 
 Every lane is walked from the begin of the first step in view, so that the running end (``free``) is right even when records
-overlap.  ``lane_ptr`` holds only the steps in view; ``step_begin``, ``step_end`` are f64 ns since origin.
+overlap.  ``lane_ptr`` holds only the steps in view; ``step_begin``, ``step_end`` are f64 ns since origin.  A task reads
+``size`` bytes times the step's share of its ``part``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ else:
         out[row, last] += b - last
 
     @njit(nogil=True, cache=True)
-    def _image(begin, end, ready, task, lane_ptr, step_begin, step_end, offset, classes, size, weight, origin, x0, dx, cols):
+    def _image(begin, end, ready, task, lane_ptr, step_begin, step_end, offset, classes, size, part, shares, weight, origin, x0,
+               dx, cols):  # fmt: skip
         steps, lanes, kinds = lane_ptr.shape[0], lane_ptr.shape[1] - 1, len(weight)
         x1, scale = x0 + dx * cols, 1.0 / dx
         grid = np.full((lanes, cols), 255, np.uint8)
@@ -53,7 +55,7 @@ else:
                     if e <= x0 or b >= x1 or e <= b:
                         continue
                     at = offset[s] + task[i]
-                    kind, flow = classes[at], size[at] / (e - b)
+                    kind, flow = classes[at], size[at] * shares[s, part[at]] / (e - b)
                     left, right = max((b - x0) * scale, 0.0), min((e - x0) * scale, float(cols))
                     first, last = int(left), min(int(right), cols - 1)
                     if first == last:
@@ -103,7 +105,7 @@ else:
         return row[:n], lane_of[:n], step_of[:n], free_of[:n]
 
     @njit(nogil=True, cache=True)
-    def totals(begin, end, ready, task, op, lane_ptr, step_begin, step_end, offset, size, ops, origin, x0, x1):
+    def totals(begin, end, ready, task, op, lane_ptr, step_begin, step_end, offset, size, part, shares, ops, origin, x0, x1):
         """Per op: tasks that touch [x0, x1), busy ns, wait ns, bytes; and the tail ns of all lanes."""
         steps, lanes = lane_ptr.shape[0], lane_ptr.shape[1] - 1
         count, busy, wait, read = np.zeros(ops, np.int64), np.zeros(ops), np.zeros(ops), np.zeros(ops)
@@ -121,7 +123,8 @@ else:
                     if inside > 0:
                         count[op[i]] += 1
                         busy[op[i]] += inside
-                        read[op[i]] += size[offset[s] + task[i]] * inside / (e - b)
+                        at = offset[s] + task[i]
+                        read[op[i]] += size[at] * shares[s, part[at]] * inside / (e - b)
                     free = max(free, e)
                 stop = step_end[s] if s + 1 == steps else min(step_end[s], step_begin[s + 1])
                 tail += max(0.0, min(stop, x1) - max(free, x0))

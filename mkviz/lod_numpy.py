@@ -43,7 +43,8 @@ def _stops(step_begin, step_end):
     return np.minimum(step_end, np.append(step_begin[1:], np.inf))
 
 
-def image(begin, end, ready, task, lane_ptr, step_begin, step_end, offset, classes, size, weight, origin, x0, dx, cols):
+def image(begin, end, ready, task, lane_ptr, step_begin, step_end, offset, classes, size, part, shares, weight, origin, x0, dx,
+          cols):  # fmt: skip
     lanes, kinds = lane_ptr.shape[1] - 1, len(weight)
     grid = np.full((lanes, cols), 255, np.uint8)
     share, busy, wait = (np.zeros((lanes, cols), np.float32) for _ in range(3))
@@ -60,7 +61,7 @@ def image(begin, end, ready, task, lane_ptr, step_begin, step_end, offset, class
         busy[lane] = time.sum(0)
         wait[lane] = spread(free_, np.maximum(r_, free_), 1.0, 0, 1, cols)[0]
         tail += spread((after - x0) / dx, (_stops(step_begin, step_end) - x0) / dx, 1.0, 0, 1, cols)[0]
-        rate += spread(b_, e_, size[at] / np.maximum(e - b, 1e-9), 0, 1, cols)[0]
+        rate += spread(b_, e_, size[at] * shares[step, part[at]] / np.maximum(e - b, 1e-9), 0, 1, cols)[0]
     return grid, share, busy, wait, tail, rate
 
 
@@ -75,7 +76,7 @@ def rects(begin, end, ready, lane_ptr, step_begin, origin, x0, x1, limit):
     return tuple(np.concatenate(column)[: limit + 1] for column in zip(*parts, strict=True))
 
 
-def totals(begin, end, ready, task, op, lane_ptr, step_begin, step_end, offset, size, ops, origin, x0, x1):
+def totals(begin, end, ready, task, op, lane_ptr, step_begin, step_end, offset, size, part, shares, ops, origin, x0, x1):
     count, busy, wait, read, tail = np.zeros(ops, np.int64), np.zeros(ops), np.zeros(ops), np.zeros(ops), 0.0
     for lane in range(lane_ptr.shape[1] - 1):
         rows, step, b, e, r, free, after = _lane(begin, end, ready, lane_ptr, step_begin, origin, lane)
@@ -85,6 +86,7 @@ def totals(begin, end, ready, task, op, lane_ptr, step_begin, step_end, offset, 
         busy += _sum(kind, inside, ops)
         waited = np.maximum(np.minimum(r, x1) - np.maximum(free, x0), 0)
         wait += _sum(kind, waited, ops)
-        read += _sum(kind, size[offset[step] + task[rows]] * inside / np.maximum(e - b, 1e-9), ops)
+        at = offset[step] + task[rows]
+        read += _sum(kind, size[at] * shares[step, part[at]] * inside / np.maximum(e - b, 1e-9), ops)
         tail += np.maximum(np.minimum(_stops(step_begin, step_end), x1) - np.maximum(after, x0), 0).sum()
     return count, busy, wait, read, tail

@@ -13,9 +13,10 @@ import numpy as np
 
 HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8A6FDF")
 WAIT = "#8d949e"
-CAUSES = {  # of SM time and of a step's: waiting and handing over in greys, loss in hues; "filled" is work of other ops
+CAUSES = {  # of SM time and of a step's: waiting and handing over in greys, loss in hues.  "filled" is work of other ops, "its
+    # bytes" what a step reads at full speed; they are never in one plot
     "compute": HUES[0], "filled": HUES[4], "publish": HUES[2], "wait": WAIT, "hop": "#5d6673", "starved": HUES[1],
-    "overhead": HUES[3], "tail": HUES[5], "unknown": HUES[6],
+    "overhead": HUES[3], "tail": HUES[5], "unknown": HUES[6], "its bytes": HUES[4],
 }  # fmt: skip
 
 # of the ops people know: neighbours in time are far apart, kin share a hue (8 and 16 places on it is lighter and darker)

@@ -15,7 +15,7 @@ from bokeh.plotting import figure
 
 from mkviz import palette
 from mkviz.dashboard.theme import KIND_COLOURS, theme_of
-from mkviz.dashboard.units import duration, signed
+from mkviz.dashboard.units import duration, percent, signed
 
 HEIGHT = 320  # px, without notes
 NOTE = 20  # px of each
@@ -108,11 +108,12 @@ def stacked(rows: pd.DataFrame, by: str, names: tuple[str, ...], head: Head, wha
 
 
 def waterfall(rows: list[tuple[str, str, float]], total: str, head: Head, what: str, dark: bool,
-              start: tuple[str, float] | None = None, marks: dict[str, float] | None = None) -> figure:  # fmt: skip
+              start: tuple[str, float] | None = None, marks: dict[str, float] | None = None,
+              shares: bool = False) -> figure:  # fmt: skip
     """(name, cause, ns) one below the other, each from where the one before it ended; beyond MOST_ROWS they are added up.
 
     ``start``: name and ns of what they are changes of; ``total`` names the bar where they end; ``marks``: ns to compare it
-    with, as bars and lines.
+    with, as bars and lines; ``shares``: each says its share of the total, too.
     """
     if len(rows) > MOST_ROWS:
         rest = rows[MOST_ROWS - 1 :]
@@ -126,7 +127,8 @@ def waterfall(rows: list[tuple[str, str, float]], total: str, head: Head, what: 
     if start:
         low, high = min([start[1], end, *left, *right]), max([start[1], end, *left, *right])
         floor = max(0.0, low - 0.1 * (high - low))
-    bars = [(name, palette.CAUSES.get(cause, palette.WAIT), a, b, signed(v) if start else duration(v))
+    says = signed if start else lambda v: f"{duration(v)} · {percent(v / end)}" if shares and end else duration(v)
+    bars = [(name, palette.CAUSES.get(cause, palette.WAIT), a, b, says(v))
             for (name, cause, v), a, b in zip(rows, left, right, strict=True)]  # fmt: skip
     shades = [theme.text, *([theme.text] if start else []), *([theme.accent] * len(marks))]
     full = [(name, shade, floor, v, duration(v)) for (name, v), shade in zip(whole, shades, strict=True)]
@@ -145,7 +147,7 @@ def waterfall(rows: list[tuple[str, str, float]], total: str, head: Head, what: 
     out.add_tools(HoverTool(tooltips=[("", "@name"), ("", "@words")]))
     out.ygrid.visible = False
     reach = float(data["at"].max()) - floor / scale or 1.0
-    out.x_range.update(start=floor / scale, end=floor / scale + 1.14 * reach)
+    out.x_range.update(start=floor / scale, end=floor / scale + (1.3 if shares else 1.14) * reach)
     return out
 
 

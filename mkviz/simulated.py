@@ -119,6 +119,8 @@ class SimulatedSource(Stored):
             graph = self._tiled(graph, self.machine.sms) if self._tiled else graph
             policy = schedule.policy if schedule.policy in POLICIES else "round_robin"
             schedule = make_schedule(graph, self.machine.sms, policy)
+        whole = {name: value for name, value in graph.meta.items() if name not in ("keys", "slot_bytes")}
+        graph = replace(graph, meta=whole)  # a step of it reads all that the graph counts
         step = simulate(graph, schedule, self.machine, barrier_per_op=self.barrier_per_op)
         self._store.graph(graph_id, graph, schedule)
         self._steps[graph_id] = step

@@ -14,6 +14,7 @@ from mkviz.errors import MkvizError
 from mkviz.graph import Graph, GraphBuilder
 from mkviz.record import EVENT, FLAG_SATURATED, KIND_MASK, KIND_PHASES, KIND_TASK
 from mkviz.schedule import Schedule
+from mkviz.step_bytes import step_bytes
 from mkviz.store import NO_CHUNK, Snapshot, last_chunks, step_bounds
 
 if TYPE_CHECKING:
@@ -71,9 +72,9 @@ class LaneTimes:
 class StepRecords:
     """One step: its number, bounds (ns), SMs and graph, and ``events`` EVENT[k], its tasks' records by SM, begin, end.
 
-    ``lost``: records that are gone, of which ``strays`` name an SM or task that is not there.  ``shape``: (graph id, rows, rows
-    of prefill), what steps have in common that can be compared.  ``last_chunk`` u32[k]: ns from begin until the task's last
-    bytes were seen, NO_CHUNK where no record of its phases (level 2) says.
+    ``lost``: records that are gone, of which ``strays`` name an SM or task that is not there.  ``info`` tells its rows and
+    routes.  ``last_chunk`` u32[k]: ns from begin until the task's last bytes were seen, NO_CHUNK where no record of its phases
+    (level 2) says.
     """
 
     step: int
@@ -83,9 +84,19 @@ class StepRecords:
     graph: Graph
     events: np.ndarray
     last_chunk: np.ndarray
-    shape: tuple[int, int, int]
+    info: StepInfo
     lost: int = 0
     strays: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(graph id, rows, rows of prefill): what steps have in common that can be compared."""
+        return shape_of(self.info)
+
+    @cached_property
+    def bytes(self) -> np.ndarray:
+        """i64 per task of the graph: what it reads in this step, if it runs."""
+        return step_bytes(self.graph, self.info)
 
     @property
     def makespan(self) -> int:
@@ -189,7 +200,7 @@ def _of_snapshot(snapshot: Snapshot, steps) -> Iterator[StepRecords]:
             events[name] = getattr(snapshot, name)[rows]
         order = in_order(events)
         yield StepRecords(number, begin, end, schedule.sms, graph, events[order], snapshot.last_chunk[rows][order],
-                          shape_of(snapshot.infos[c]), lost)  # fmt: skip
+                          snapshot.infos[c], lost)  # fmt: skip
 
 
 def _of_trace(trace: Trace, steps) -> Iterator[StepRecords]:
@@ -222,7 +233,7 @@ def of_events(info: StepInfo, events: np.ndarray, graph: Graph, schedule: Schedu
     strays = len(tasks) - len(good)
     begin, end = step_bounds(info, good)
     last = last_chunks(events[kind == KIND_PHASES], len(graph))[good["task"]]
-    return StepRecords(info.step, begin, end, schedule.sms, graph, good, last, shape_of(info), info.lost + strays, strays)
+    return StepRecords(info.step, begin, end, schedule.sms, graph, good, last, info, info.lost + strays, strays)
 
 
 def shape_of(info: StepInfo) -> tuple[int, int, int]:

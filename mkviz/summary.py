@@ -10,9 +10,11 @@ import numpy as np
 
 from mkviz.accounting import KINDS, charge_lanes, is_large
 from mkviz.blame import Blame, blame
+from mkviz.dashboard.units import decimal
 from mkviz.faults import Faults
 from mkviz.machine import named_in
 from mkviz.record import EVENT, KIND_MASK, KIND_SKIPPED, KIND_TASK
+from mkviz.step_bytes import TraceBytes
 from mkviz.step_records import MOST_NS, LaneTimes, broken, in_order, refuse_endless, repeated
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class OpTotals:
     """Totals of an op over all whole steps.
 
     ``compute``: ns from begin to end of its tasks; ``wait``, ``starved``, ``overhead``: ns that an SM's math role was idle
-    before its tasks (None for a trace that holds only some SMs, ops or times).  ``bytes``: what its tasks read by their graph;
+    before its tasks (None for a trace that holds only some SMs, ops or times).  ``bytes``: what its tasks read;
     ``gb_s``: bytes over the time during which at least one of them ran, on any SM (None without bytes).
     """
 
@@ -141,7 +143,7 @@ class Summary:
         bounds = [] if blame.critical is None else [f"longest chain of dependencies {_duration(blame.critical)}"]
         if blame.floor is not None:
             bounds.append(
-                f"bandwidth floor {_duration(blame.floor)} ({_size(blame.bytes)} at {blame.bandwidth / 1e12:.2f} TB/s)"
+                f"bandwidth floor {_duration(blame.floor)} ({decimal(blame.bytes)} at {blame.bandwidth / 1e12:.2f} TB/s)"
             )
         return [*lines, f"         bounds: {', '.join(bounds)}", *(f"         {note}" for note in blame.notes)]
 
@@ -153,7 +155,8 @@ class Summary:
         for name, op in self.ops.items():
             idle = "".join(f"{'' if ns is None else _duration(ns):>12}" for ns in (op.wait, op.starved, op.overhead))
             share, rate = f"{op.compute / compute:.1%}" if compute else "", "" if op.gb_s is None else f"{op.gb_s:.1f}"
-            lines.append(f"{name:<16}{op.tasks:>10,}{_duration(op.compute):>12}{share:>8}{_size(op.bytes):>12}{rate:>9}{idle}")
+            rates = f"{decimal(op.bytes):>12}{rate:>9}"
+            lines.append(f"{name:<16}{op.tasks:>10,}{_duration(op.compute):>12}{share:>8}{rates}{idle}")
         return [line.rstrip() for line in lines]
 
 
@@ -162,13 +165,6 @@ def _duration(ns: int) -> str:
         if ns >= size:
             return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns / size:,.0f} {unit}"
     return f"{ns} ns"
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return f"{count} B"
 
 
 def summarise(trace: Trace) -> Summary:
@@ -247,6 +243,7 @@ class Account:
         index = {name: i for i, name in enumerate(self._names)}
         self._op_of = {i: np.array([index[op] for op in graph.ops])[graph.op] for i, (graph, _) in self._graphs.items()}
         self._totals = [OpTotals() for _ in self._names]
+        self._bytes = TraceBytes(trace, (graph for graph, _ in self._graphs.values()))
         sizes = {i: (schedule.sms, len(graph)) for i, (graph, schedule) in self._graphs.items()}
         of = [sizes.get(g, (self.sms, MOST_NS)) for g in steps["graph"].tolist()]
         self._sms_of, self._tasks_of = np.array(of, np.int64).reshape(-1, 2).T
@@ -317,12 +314,15 @@ class Account:
             totals.active += _covered(events["begin"][mine], events["end"][mine])
 
     def _ops_and_bytes(self, events: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(index into the op names, bytes) of each event."""
+        """(index into the op names, bytes) of each event; they are by step."""
         op, size = np.full(len(events), len(self._names) - 1), np.zeros(len(events), np.int64)
-        graph = self._steps["graph"][row]
-        for i, (g, _) in self._graphs.items():
-            mine = graph == i
-            op[mine], size[mine] = self._op_of[i][events["task"][mine]], g.bytes[events["task"][mine]]
+        rows, starts = np.unique(row, return_index=True)
+        for i, first, stop in zip(rows.tolist(), starts.tolist(), [*starts.tolist(), len(row)][1:], strict=True):
+            graph, step = (int(self._steps[name][i]) for name in ("graph", "step"))
+            if graph in self._graphs:
+                task = events["task"][first:stop]
+                op[first:stop] = self._op_of[graph][task]
+                size[first:stop] = self._bytes.of(step, self._graphs[graph][0])[task]
         return op, size
 
     def shares(self) -> dict[str, int]:

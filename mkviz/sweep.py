@@ -17,6 +17,7 @@ import numpy as np
 from mkviz.errors import MkvizError
 from mkviz.faults import Faults
 from mkviz.record import FLAG_BYTES_LAST, KIND_MASK, KIND_TASK
+from mkviz.step_bytes import TraceBytes
 from mkviz.step_records import refuse_endless, stand_in
 from mkviz.trace import Trace
 from mkviz.trace.schema import TABLES
@@ -105,6 +106,7 @@ class Sweep:
         if len(unknown):
             graph, schedule = stand_in(trace)
             self.graphs[-1] = graph, schedule.sms
+        self._bytes = TraceBytes(trace, (graph for graph, _ in self.graphs.values()))
         self._bounded = bool((self.table["end"] > self.table["begin"]).all())  # else a step begins with its first claim
 
     def ops(self) -> dict[str, int]:
@@ -116,6 +118,10 @@ class Sweep:
     def graph_of(self, graph_id: int) -> tuple[Graph, int]:
         """(graph, SMs) of a step whose table names this graph."""
         return self.graphs[graph_id if graph_id in self.graphs else -1]
+
+    def bytes_of(self, step: Swept) -> np.ndarray:
+        """i64 per task of its graph: what it reads in this step, if it runs."""
+        return self._bytes.of(step.number, self.graphs[step.graph][0])
 
     def run(self, make: Callable[[], W], columns: Iterable[str] = (), threads: int = 0) -> list[W]:
         """The workers of all parts, ascending; ``columns`` of records, beside NEEDED, are read for them; ``threads``: how many

@@ -152,7 +152,7 @@ class _Adder:
     """Adds up steps (a worker of a sweep)."""
 
     def __init__(self, sweep: Sweep, full: bool):
-        self.graphs, self.full = sweep.graphs, full
+        self.sweep, self.graphs, self.full = sweep, sweep.graphs, full
         ops = [*dict.fromkeys(op for graph, _ in self.graphs.values() for op in graph.ops)]
         self.place = {op: i for i, op in enumerate(ops)}
         groups: dict[tuple[str, int], int] = {}
@@ -171,12 +171,12 @@ class _Adder:
         self.counted = np.zeros((2, 4), np.int64)  # broken, repeated, overlapping, clipped; of whole steps, of lossy ones
 
     def _tables(self, graph: Graph, groups: dict[tuple[str, int], int]) -> tuple[np.ndarray, ...]:
-        """(group, op, bytes) of each task."""
+        """(group, op) of each task."""
         key = graph.op.astype(np.int64) * (1 << 16) + graph.layer
         _, first, of = np.unique(key, return_index=True, return_inverse=True)
         names = [(graph.ops[graph.op[t]], int(graph.layer[t])) for t in first.tolist()]
         group = np.array([groups.setdefault(name, len(groups)) for name in names], np.int64)[of.reshape(-1)]
-        return group, np.array([self.place[op] for op in graph.ops], np.int64)[graph.op], graph.bytes.astype(np.int64)
+        return group, np.array([self.place[op] for op in graph.ops], np.int64)[graph.op]
 
     @property
     def total(self) -> Tally:
@@ -190,7 +190,7 @@ class _Adder:
         from mkviz.tally_kernels import WORK, add_step
 
         total, c, own = self._sums, step.column, slice(step.first, step.stop)
-        group, op, size = self.of_graph[step.graph]
+        (group, op), size = self.of_graph[step.graph], self.sweep.bytes_of(step)
         since, until, sms, lossy = step.since, step.until, step.sms, step.lost > 0
         total.records += step.stop - step.first
         total.steps += 1

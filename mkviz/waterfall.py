@@ -14,6 +14,7 @@ import numpy as np
 
 from mkviz.blame import CAUSES, blame_of
 from mkviz.busy import landed_in
+from mkviz.dashboard.units import decimal
 from mkviz.errors import MkvizError
 from mkviz.landings import landings
 from mkviz.machine import Machine
@@ -22,10 +23,13 @@ from mkviz.step_records import StepRecords, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from bokeh.plotting import figure
 
     from mkviz.protocols import Source
     from mkviz.store import Snapshot
     from mkviz.trace import Trace
+
+BYTES = "its bytes"
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Waterfall:
     def floor(self) -> float:
         return self.bytes * 1e9 / self.bandwidth
 
+    @property
+    def read(self) -> str:
+        """What the floor is made of, in words."""
+        return f"{decimal(self.bytes, 2)} at {self.bandwidth / 1e12:.2f} TB/s"
+
     def by_cause(self) -> list[tuple[str, int, float]]:
         """(cause, ns on the blame path, ns lost), in the order of ``mkviz.blame.CAUSES``; causes that held it at no time are
         left out."""
@@ -57,12 +66,28 @@ class Waterfall:
             sums[cause][1] += lost
         return [(cause, path, lost) for cause, (path, lost) in sums.items() if path]
 
+    def most(self, cause: str) -> list[tuple[str, float]]:
+        """(op, ns lost under a cause), most first: of ops that lost more than 0.5 % of the makespan there, four at most."""
+        return [(op, ns) for of, op, _, ns in self.charges if of == cause and op and ns > 0.005 * self.makespan][:4]
+
+    def parts(self) -> list[tuple[str, float]]:
+        """(BYTES or a cause, ns), in the order of ``by_cause``; together the makespan."""
+        return [(BYTES, self.floor), *((cause, lost) for cause, _, lost in self.by_cause())]
+
     def frame(self) -> pd.DataFrame:
         """The charges: cause, op, ``path`` and ``lost`` in ns, and ``share``, what is lost of the makespan."""
         import pandas as pd
 
         out = pd.DataFrame(self.charges, columns=["cause", "op", "path", "lost"])
         return out.assign(share=out["lost"] / self.makespan)
+
+    def plot(self, dark: bool = False) -> figure:
+        """The parts one below the other, each from where the one before it ended, down to the step."""
+        from mkviz import plots
+
+        rows = [(name, name, ns) for name, ns in self.parts()]
+        head = plots.Head(f"parts of step {self.step}", self.label, self.notes)
+        return plots.waterfall(rows, "step", head, "time", dark, shares=True)
 
     def to_json(self) -> dict:
         """Times in ns, bandwidth in bytes/s."""
@@ -74,13 +99,11 @@ class Waterfall:
         whole = self.makespan
 
         def line(name: str, ns: float, more: str = "") -> str:
-            return f"{name:<10}{ns / 1e3:>10.1f} µs{ns / whole:>8.1%}{more}"
+            return f"{name:<10}{ns / 1e3:>z10.1f} µs{ns / whole:>z8.1%}{more}"
 
-        read = f"   {self.bytes / 1e9:.2f} GB at {self.bandwidth / 1e12:.2f} TB/s"
-        lines = [self.label, f"step {self.step}, {whole / 1e3:.1f} µs", line("its bytes", self.floor, read)]
+        lines = [self.label, f"step {self.step}, {whole / 1e3:.1f} µs", line(BYTES, self.floor, f"   {self.read}")]
         for cause, path, lost in self.by_cause():
-            ops = [(op, ns) for of, op, _, ns in self.charges if of == cause and op and ns > 0.005 * whole]
-            most = ", ".join(f"{op} {ns / 1e3:.1f}" for op, ns in ops[:4])
+            most = ", ".join(f"{op} {ns / 1e3:.1f}" for op, ns in self.most(cause))
             lines.append(line(cause, lost, f"   of {path / 1e3:.1f} on the path" + (f": {most}" if most else "")))
         if self.since_last is not None:
             lines.append(f"and {self.since_last / 1e3:.1f} µs since the step before")
@@ -92,8 +115,8 @@ def waterfall(
 ) -> Waterfall:
     """Of a step (its number; default: the whole one of median time).  ``machine``: by default what the source's label names.
 
-    Raises MkvizError for a step that is not there or lost records, one that reads nothing, a source whose machine nobody
-    measured, and a trace that was cut to some SMs, ops or times.
+    Raises MkvizError for a step that is not there, lost records, takes no time or reads nothing, for a source whose machine
+    nobody measured, and for a trace that was cut to some SMs, ops or times.
     """
     from mkviz.replayable import Replayable
 
@@ -112,6 +135,8 @@ def waterfall_of(step: StepRecords, machine: Machine, label: str = "") -> Waterf
     """The same of one step's records.  The ring has as many chunks as its readings tell, else as many as the machine says."""
     if step.lost:
         raise MkvizError(f"step {step.step} lost {step.lost} records", "a whole step")
+    if not step.makespan:
+        raise MkvizError(f"step {step.step} takes no time", "a step that does")
     found, stages = blame_of(step, chain=False), stages_told(step.events["fill"])
     came = landings(step, stages * machine.chunk_bytes if stages else machine.ring_bytes)
     if not came.bytes:

@@ -17,6 +17,7 @@ from mkviz.blame import CAUSES, blame_of
 from mkviz.costs_fit import UNMEASURED, FittedStep
 from mkviz.costs_judge import Judged, flops_notes, judge_costs, within_bound
 from mkviz.costs_model import OpCosts
+from mkviz.costs_spread import Spread
 from mkviz.errors import MkvizError
 from mkviz.machine import Machine
 from mkviz.replayable import BOUND, Replayable
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class Prediction:
     """Of one step.  ``fitted``: the step and its unchanged replay; ``after``: the records of the changed one; ``margin``: the
-    error that the change is to be compared with, as a share.
+    error that the change is to be compared with, as a share: that of the replay, or for another batch the largest of it, of the
+    costs by op on the step itself and of these ``out_of_sample`` (None where nobody judged them there).
 
     ``stalled``: ns that the changed step takes if all that counts as math of tasks that read is waiting for bytes; the truth is
     between the two.  None where that makes no difference, or the costs are known.  ``grown``: ns that a step of other rows
@@ -53,6 +55,7 @@ class Prediction:
     margin: float
     stalled: int | None = None
     grown: int | None = None
+    out_of_sample: float | None = None
 
     @property
     def step(self) -> int:
@@ -85,7 +88,8 @@ class Prediction:
         """What to say behind the change."""
         found = "" if self.told else f": not distinguishable from the error of {self.margin:.2%}"
         if self.told and self.margin > abs(self.fitted.error):
-            found = f" (costs by op are off by up to {self.margin:.1%} out of sample)"
+            where = "out of sample" if self.margin == self.out_of_sample else "on the step itself"
+            found = f" (costs by op are off by up to {self.margin:.1%} {where})"
         for other, what in (
             (self.stalled_change, "all math of tasks that read is waiting for bytes"),
             (self.grown_change, "all math grows with the rows where nobody knows what they add"),
@@ -122,8 +126,9 @@ class Prediction:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """``predictions``, one a step, ascending.  ``held_out``: (step, error) of the costs by op on steps of the source that they
-    were not fitted to: of the same kind, or of the rows that are asked for.  ``judged``: the same on another source."""
+    """``predictions``, one a step, ascending; those of other rows are from costs by op that keep their spread.  ``held_out``:
+    (step, error) of the costs by op, with their spread where the prediction has it, on steps of the source that they were not
+    fitted to: of the same kind, or of the rows that are asked for.  ``judged``: the same on another source."""
 
     label: str
     change: Change
@@ -131,6 +136,11 @@ class WhatIf:
     held_out: list[tuple[int, float]]
     notes: list[str] = field(default_factory=list)
     judged: Judged | None = None
+
+    @property
+    def costs(self) -> str:
+        """What the costs of ``held_out`` are, in words."""
+        return "costs by op" if self.change.rows is None else "costs by op with their spread"
 
     def frame(self, of: str = "blame") -> pd.DataFrame:
         """Per step and cause (``of="blame"``, parts of the makespan) or kind (``of="sm_time"``): ``before``, ``after`` and
@@ -159,7 +169,8 @@ class WhatIf:
 
     def to_json(self) -> dict:
         held_out = [{"step": step, "error": error} for step, error in self.held_out]
-        return {"label": self.label, "change": self.change.words, "bound": BOUND, "held_out": held_out, "notes": self.notes,
+        return {"label": self.label, "change": self.change.words, "bound": BOUND, "costs": self.costs, "held_out": held_out,
+                "notes": self.notes,
                 "judged": None if self.judged is None else self.judged.to_json(),
                 "predictions": [p.to_json() for p in self.predictions]}  # fmt: skip
 
@@ -176,9 +187,8 @@ class WhatIf:
                 if before or after:
                     lines.append(f"{cause:<10}{before / 1e3:>12.1f}{after / 1e3:>12.1f}{(after - before) / 1e3:>+12.1f}")
         if self.held_out:
-            fitted = "these steps" if self.change.rows is None else f"all but those that decode {self.change.rows} rows"
             found = ", ".join(f"step {step} {error:+.1%}" for step, error in self.held_out)
-            lines.append(f"costs by op, fitted to {fitted}, on others: {found}")
+            lines.append(f"{self.costs}, on steps that they were not fitted to: {found}")
         return "\n".join([*lines, *self.notes, *([] if self.judged is None else ["", self.judged.to_text()])])
 
 
@@ -203,12 +213,15 @@ def whatif(source: Snapshot | Source | Trace | str | Path, steps=None, machine: 
     found = list(of.fitted(of.median() if steps is None else steps, BOUND))
     known, unseen = _fit(of, found, wanted.rows)
     model = OpCosts.fit(known)
-    held_out = [(step.step.step, model.error(step)) for step in of.fitted(unseen) if model.knows(step)] if unseen else []
+    spread = None if wanted.rows is None else Spread.of(model, known)
+    others = [step for step in of.fitted(unseen) if model.knows(step)] if unseen else []
+    held_out = [(step.step.step, (model if spread is None else spread).error(step)) for step in others]
     judged = None if other is None else judge_costs(model, known, of, other)
     margins = [abs(error) for _, error in held_out]
     if judged is not None:
-        margins += [abs(step.error) for step in judged.steps if step.rows == wanted.rows and not step.prefill]
-    predictions = [_predict(fitted, wanted, graphs, model, margins) for fitted in found]
+        margins += [abs(step.spread_error) for step in judged.steps if step.rows == wanted.rows and not step.prefill]
+    grown = Spread.of(model.if_flops(), known) if spread is not None and model.not_told else None
+    predictions = [_predict(fitted, wanted, graphs, spread, grown, margins) for fitted in found]
     notes = [] if of.machine else ["no measured machine: bytes are part of each task's time, a launch takes none"]
     notes += of.spread({fitted.step.step for fitted in found})
     if wanted.rows is not None:
@@ -218,32 +231,38 @@ def whatif(source: Snapshot | Source | Trace | str | Path, steps=None, machine: 
     return WhatIf(of.label, wanted, predictions, held_out, notes, judged)
 
 
-def _predict(fitted: FittedStep, change: Change, graphs, model: OpCosts, margins: list[float]) -> Prediction:
+def _predict(fitted: FittedStep, change: Change, graphs, spread: Spread | None, if_flops: Spread | None,
+             margins: list[float]) -> Prediction:  # fmt: skip
+    """``spread``: costs of a step of other rows, None where none is asked for; ``if_flops``: the other end of what is not told
+    of these."""
     margin, case, grown = abs(fitted.error), fitted.case, None
-    if change.rows is not None:
+    if spread is not None:
         graph, schedule = _of_rows(graphs, change.rows, case.graph)
         work = Work.of_rows(graph, change.rows)
         beside = np.isin(np.array(graph.ops)[graph.op], np.array(case.graph.ops)[np.unique(case.graph.op[case.beside])])
         read = work.bytes if case.machine.name != UNMEASURED else np.zeros_like(work.bytes)
-        case = Case(replace(graph, bytes=read), schedule, model.machine, model.of(graph, work), beside)
-        margin = max([margin, *margins, abs(model.error(fitted))])
-        if model.not_told:
-            grown = change.on(replace(case, costs=model.if_flops().of(graph, work))).replay.makespan
+        every = np.ones(len(graph), bool)
+        case = Case(replace(graph, bytes=read), schedule, spread.model.machine, spread.costs(graph, work, every), beside)
+        margin = max([margin, *margins, abs(spread.error(fitted))])
+        if if_flops is not None:
+            grown = change.on(replace(case, costs=if_flops.costs(graph, work, every))).replay.makespan
     stalled = None
     if not fitted.exact and change.stalls_matter(case):
         stalled = change.on(case, stalled=True).replay.makespan
-    return Prediction(fitted, change.on(case).records, margin, stalled, grown)
+    return Prediction(fitted, change.on(case).records, margin, stalled, grown, max(margins, default=None))
 
 
 def _rows_notes(model: OpCosts, graph: Graph, rows: int, most: int, judged: bool) -> list[str]:
     """``most``: rows of the steps that the costs are fitted to."""
-    notes = flops_notes(model)
+    notes = ["costs keep their spread: each task is as far from the mean of its op as one like it was in a fitted step, drawn "
+             "with a fixed seed", *flops_notes(model)]  # fmt: skip
+    words = f"{rows} row{'s' * (rows > 1)}"
     if rows > most:
         notes.append(f"costs are fitted to steps of up to {most} row{'s' * (most > 1)}: what {rows} take is extrapolated")
     if (graph.slot >= 0).any():
-        notes.append(f"all expert slots of a step of {rows} rows count as used: rows that share an expert would read less")
+        notes.append(f"all expert slots of a step of {words} count as used: rows that share an expert would read less")
     if not judged:
-        notes.append(f"nobody judged these costs on a step of {rows} rows: judge them on a source that has some")
+        notes.append(f"nobody judged these costs on a step of {words}: judge them on a source that has some")
     return notes
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from mkviz.graph import Graph
 from mkviz.protocols import StepInfo
+from mkviz.step_bytes import by_op, share_of_keys, step_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,49 +26,46 @@ class Work:
         - a slot's tasks do what the step's routes say that they were given;
         - ops of ``meta["last_row_ops"]`` do a row of each request at most;
         - ops of ``meta["keys"]`` are counted for blocks of as many keys, of which each row's last block has fewer;
-        - of an op in ``meta["slot_bytes"]`` that share of bytes is of the layer's slots: those that the step used.
+        - bytes are those of :func:`mkviz.step_bytes.step_bytes`.
 
         A step whose rows nobody told, or a graph that does not say its own, does what the graph counts.
         """
         rows = len(info.rows) or int(graph.meta.get("rows", 0))
         requests = len({row.request for row in info.rows}) or rows
-        return cls._of(graph, rows, requests, info.routes, ran, [row.position + 1 for row in info.rows])
+        size, positions = np.where(ran, step_bytes(graph, info), 0), [row.position for row in info.rows]
+        return cls(size, _flops(graph, rows, requests, info.routes, ran, positions))
 
     @classmethod
     def of_rows(cls, graph: Graph, rows: int) -> Work:
         """Of a step with that many rows, each of a request of its own, none of which share an expert."""
-        return cls._of(graph, rows, rows, [], np.ones(len(graph), bool), [])
+        return cls(graph.bytes, _flops(graph, rows, rows, [], np.ones(len(graph), bool), []))
 
-    @classmethod
-    def _of(cls, graph: Graph, rows: int, requests: int, routes, ran: np.ndarray, keys) -> Work:
-        size, flops = np.where(ran, graph.bytes, 0), np.where(ran, graph.flops, 0).astype(float)
-        full = int(graph.meta.get("rows", 0))
-        if not full or not rows:
-            return cls(size, flops)
-        share = min(1.0, rows / full)
-        routed: dict[int, dict[int, int]] = {}
-        for layer, slot, _, count in routes:
-            if count:  # older recordings name slots without saying how many rows they had: that tells nothing
-                routed.setdefault(layer, {})[slot] = count
-        group = graph.layer.astype(np.int64) * len(graph.ops) + graph.op
-        _, group = np.unique(group, return_inverse=True)
-        for tasks in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
-            op, given = graph.ops[graph.op[tasks[0]]], routed.get(int(graph.layer[tasks[0]]), {})
-            of_slots = graph.meta.get("slot_bytes", {}).get(op, 0)
-            if given and of_slots:
-                slots = len(np.unique(graph.slot[(graph.layer == graph.layer[tasks[0]]) & (graph.slot >= 0)]))
-                size[tasks] = np.rint(size[tasks] * (1 - of_slots * max(0.0, 1 - len(given) / slots)))
-            if keys and (block := graph.meta.get("keys", {}).get(op)):
-                part = sum(keys) / sum(-(-n // block) * block for n in keys)
-                size[tasks], flops[tasks] = np.rint(size[tasks] * part), flops[tasks] * part
-            if op in graph.meta.get("last_row_ops", ()):
-                flops[tasks] *= min(share, requests / full)
-            elif given and (graph.slot[tasks] >= 0).all():
-                flops[tasks] *= _slots(graph, tasks, given, share)
-            else:
-                whole, there = graph.flops[tasks].sum(), graph.flops[tasks][ran[tasks]].sum()
-                flops[tasks] *= min(1.0, share * whole / there) if there else 0
-        return cls(size, flops)
+
+def _flops(graph: Graph, rows: int, requests: int, routes, ran: np.ndarray, positions: list[int]) -> np.ndarray:
+    flops = np.where(ran, graph.flops, 0).astype(float)
+    full = int(graph.meta.get("rows", 0))
+    if not full or not rows:
+        return flops
+    share = min(1.0, rows / full)
+    routed: dict[int, dict[int, int]] = {}
+    for layer, slot, _, count in routes:
+        if count:  # older recordings name slots without saying how many rows they had: that tells nothing
+            routed.setdefault(layer, {})[slot] = count
+    blocks = by_op(graph, "keys")
+    group = graph.layer.astype(np.int64) * len(graph.ops) + graph.op
+    _, group = np.unique(group, return_inverse=True)
+    for tasks in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
+        op, given = graph.ops[graph.op[tasks[0]]], routed.get(int(graph.layer[tasks[0]]), {})
+        if op in blocks:
+            flops[tasks] *= share_of_keys(positions, blocks[op])
+        if op in graph.meta.get("last_row_ops", ()):
+            flops[tasks] *= min(share, requests / full)
+        elif given and (graph.slot[tasks] >= 0).all():
+            flops[tasks] *= _slots(graph, tasks, given, share)
+        else:
+            whole, there = graph.flops[tasks].sum(), graph.flops[tasks][ran[tasks]].sum()
+            flops[tasks] *= min(1.0, share * whole / there) if there else 0
+    return flops
 
 
 def _slots(graph: Graph, tasks: np.ndarray, given: dict[int, int], share: float) -> np.ndarray:

@@ -22,7 +22,9 @@ from engine.serve.settings import Settings
 from mkviz import __version__
 from mkviz.errors import MkvizError
 
-_EVENTS = {"text/event-stream": {"schema": {"type": "string", "description": "With stream: chunks, then [DONE]."}}}
+# With `stream`.  Under itemSchema, as OpenAPI 3.2 has it: readers of 3.1 take a `schema` here to be that of each event, too.
+_DATA = {"type": "string", "description": "A chunk, or an error, as JSON; [DONE] in the last one."}
+_EVENTS = {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": _DATA}, "required": ["data"]}}}
 
 
 def _refusals(**words: str) -> dict[int | str, dict[str, Any]]:

@@ -48,7 +48,7 @@ class ApiError(Exception):
         return Response(json.dumps(self.body), self.status, self.headers, "application/json")
 
 
-def of_input(error: MkvizError, *, code: str | None = None) -> ApiError:
+def of_input(error: MkvizError, *, code: str = "invalid_value") -> ApiError:
     """A 400 from what mkviz says of an input: "field: value; what would be right"."""
     param = error.what.partition(":")[0]
     return ApiError(400, str(error), param=param if param.replace("_", "").isidentifier() else None, code=code)

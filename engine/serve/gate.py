@@ -22,6 +22,7 @@ from engine.serve.errors import ApiError
 from engine.serve.service import Service, salt_of
 
 log = logging.getLogger("mkviz.serve")
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -62,6 +63,10 @@ class Gate:
         except ApiError as error:
             note.more["error"] = error.message
             await error.response()(scope, receive, tell)
+        except asyncio.CancelledError:  # by the end of the process, which waits no longer for the rest of a body
+            if status or not self._service.draining:
+                raise
+            await ApiError(503, "the server is shutting down").response()(scope, receive, tell)
         except Exception:
             log.exception("internal error", extra={"fields": {"request_id": note.request_id}})
             if not status:
@@ -112,7 +117,8 @@ class Gate:
 
     def _account(self, scope: Scope, note: Note, status: int, began: float) -> None:
         route = getattr(scope.get("route"), "path", "none")
-        self._service.metrics.http.labels(route, scope["method"], str(status)).inc()
+        method = scope["method"] if scope["method"] in _METHODS else "other"  # else anyone could have us count without end
+        self._service.metrics.http.labels(route, method, str(status)).inc()
         fields = {
             "request_id": note.request_id, "method": scope["method"], "path": scope["path"], "status": status,
             "ms": round((time.monotonic() - began) * 1e3, 1), "key": salt_of(note.key)[:8] or None,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import re
 import sys
 import time
+
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 class JsonLines(logging.Formatter):
@@ -28,14 +32,21 @@ class ForPeople(logging.Formatter):
         fields = getattr(record, "fields", {})
         told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
         line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()} {told}".rstrip()
-        line = line.encode("ascii", "backslashreplace").decode()  # a header may hold what no terminal should be sent
+        line = line.encode("ascii", "backslashreplace").decode()  # a path may hold what no terminal should be sent,
+        line = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line)  # or more lines, as if they were of this log
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def worth_telling(record: logging.LogRecord) -> bool:
+    """Not the traceback of a connection that the end of the process cut short; that it does so is a line of its own."""
+    return not (record.exc_info and record.exc_info[0] and issubclass(record.exc_info[0], asyncio.CancelledError))
 
 
 def configure(form: str) -> None:
     """Send this server's lines, and the HTTP library's warnings, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else ForPeople())
+    handler.addFilter(worth_telling)
     for name, level in (("mkviz.serve", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

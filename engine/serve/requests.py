@@ -85,6 +85,13 @@ class Function(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @model_validator(mode="after")
+    def _takes_an_object(self):
+        kind = (self.parameters or {}).get("type", "object")
+        if kind != "object":
+            raise _refuse("parameters of type {kind}; object, by name", kind=repr(kind)[:40])
+        return self
+
 
 class Tool(Strict):
     type: Literal["function"]
@@ -169,7 +176,7 @@ class Generating(Strict):
     ignore_eos: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     logit_bias: Annotated[dict[str, float], AfterValidator(_token_ids)] | None = Field(None, max_length=1024)
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, description="Goes into the log.")

@@ -124,7 +124,12 @@ class Service:
     def check_count(self, choices: int) -> None:
         most = self.settings.batch + self.settings.queue
         if choices > most:
-            raise ApiError(400, f"n: {choices} choices in all; at most {most}, what runs and waits at once", param="n")
+            raise ApiError(
+                400,
+                f"n: {choices} choices in all; at most {most}, what runs and waits at once",
+                param="n",
+                code="invalid_value",
+            )
 
     def open_run(self) -> Run:
         run = Run(self.engine)

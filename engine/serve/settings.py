@@ -66,8 +66,8 @@ class Settings:
     def __post_init__(self):
         for item in dataclasses.fields(self):
             _check(item, getattr(self, item.name), item.name)
-        if any(not key.isascii() or not key.isprintable() or " " in key or not key for key in self.api_key):
-            raise MkvizError("api_key: empty, or with spaces or other than ASCII letters", "printable ASCII without spaces")
+        if any(not key.isascii() or not key.isprintable() or " " in key for key in self.api_key):
+            raise MkvizError("api_key: with spaces or other than ASCII letters", "printable ASCII without spaces")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +95,8 @@ def load(arguments: dict | None = None, environ: dict | None = None) -> Settings
     fields = {item.name: item for item in dataclasses.fields(Settings)}
     values: dict = {}
     file = arguments.get("config") or environ.get(f"{ENV}CONFIG")
+    if file == "":
+        raise MkvizError(f"{ENV}CONFIG: empty", "a TOML file, or leave it out")
     if file:
         values |= _read_file(Path(file), fields)
     for key in sorted(environ):
@@ -139,7 +141,7 @@ def _parse(item: dataclasses.Field, text, where: str):
     """What a command line or an environment says, as the field's type."""
     kind, many, optional = _kind(item)
     if many:
-        value = tuple(text) if isinstance(text, list) else tuple(part.strip() for part in text.split(",") if part.strip())
+        value = tuple(text) if isinstance(text, list) else tuple(part.strip() for part in text.split(","))
     elif isinstance(text, bool):  # argparse has done it
         value = text
     elif optional and text == "":
@@ -161,6 +163,9 @@ def _check(item: dataclasses.Field, value, where: str) -> None:
     choices, low, high = (item.metadata[key] for key in ("choices", "low", "high"))
     if value is None:
         return
+    # A variable that is set to nothing: no key or no address would open to all what was to be closed.
+    if item.default != "" and "" in (value if isinstance(value, tuple) else (value,)):
+        raise MkvizError(f"{where}: empty", "a text, or leave it out")
     if choices and value not in choices:
         raise MkvizError(f"{where}: {value!r}", f"one of {', '.join(map(str, choices))}")
     if (low is not None and not value >= low) or (high is not None and not value <= high):

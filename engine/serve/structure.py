@@ -17,14 +17,14 @@ _LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, verbose_errors=Fal
 
 
 class StructureError(MkvizError):
-    """A grammar that compiled, but grew too large on the way: the request's fault, found while it runs."""
+    """A grammar that compiled, but leads nowhere or grew too large on the way: the request's fault, found while it runs."""
 
 
 class Constraint:
-    """One sequence's place in a grammar; the engine's thread alone uses it."""
+    """One sequence's place in a grammar; the engine's thread alone uses it.  ``param``: where the grammar came from."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab: int):
-        self._matcher, self._vocab = matcher, vocab
+    def __init__(self, matcher: llguidance.LLMatcher, vocab: int, param: str):
+        self._matcher, self._vocab, self._param = matcher, vocab, param
 
     def mask(self, generated: list[int]) -> np.ndarray:
         """bool[vocab]: the tokens that may come next, those that end the answer among them where it may end."""
@@ -40,7 +40,10 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise StructureError(f"response_format: {self._matcher.get_error()}", "a simpler schema")
+            reason = self._matcher.get_error().strip().splitlines()[0]
+            if reason == "NoExtensionBias":  # its word for it
+                reason = "nothing can follow that fits the schema"
+            raise StructureError(f"{self._param}: {reason}", "a simpler schema")
 
 
 class Grammars:
@@ -63,7 +66,7 @@ class Grammars:
         if matcher.is_error():
             reason = matcher.get_error().strip().splitlines()[0].rpartition("JSON schema: ")[2][:400]
             raise ApiError(400, f"{param}: {reason}", param=param, code="invalid_schema")
-        return Constraint(matcher.deep_copy(), self._vocab)
+        return Constraint(matcher.deep_copy(), self._vocab, param)
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         return llguidance.LLMatcher(self._tokens, grammar, log_level=0, limits=_LIMITS)

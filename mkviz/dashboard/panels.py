@@ -18,6 +18,7 @@ from mkviz.dashboard.legend import LegendBar
 from mkviz.dashboard.playhead import Playhead
 from mkviz.dashboard.request_lanes import RequestLanes
 from mkviz.dashboard.ring_strip import RingStrip
+from mkviz.dashboard.servers import is_server
 from mkviz.dashboard.strips import Bandwidth, Busy, Minimap, Waits
 from mkviz.dashboard.tables import TABLES
 from mkviz.dashboard.tabs import Tabs
@@ -25,6 +26,7 @@ from mkviz.dashboard.theme import asset, theme_of
 from mkviz.dashboard.timeline import Timeline
 from mkviz.dashboard.transport import Transport, asked
 from mkviz.dashboard.units import duration, percent
+from mkviz.table import Table
 
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
@@ -117,6 +119,8 @@ class Panels:
         self.minimap.source.data = {k: [] for k in self.minimap.source.data}
         self.details.visible = self.table.visible = False
         self.stats.object, self.legend.items = "", []
+        self.rows_lead_to = []
+        self.tabs.show(Table({}), "")
 
     def show_state(self, session: Session, snapshot: Snapshot | None) -> None:
         """Words in the middle of an empty timeline."""
@@ -148,11 +152,12 @@ class Panels:
             self.chat.models = models
         if self.chat.can_generate != bool(session.hub.openers):
             self.chat.can_generate = bool(session.hub.openers)
-        empty = (
-            "The answer appears here, token by token."
-            if session.hub.openers
-            else "No generator is installed: this is a viewer."
-        )
+        if not session.hub.openers:
+            empty = "No generator is installed: this is a viewer."
+        elif is_server(session.source_name):
+            empty = "A prompt written here is answered by a model that this page opens, not by the server."
+        else:
+            empty = "The answer appears here, token by token."
         if self.chat.empty != empty:
             self.chat.empty = empty
         self.show_follow(session)

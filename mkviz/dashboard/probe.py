@@ -176,9 +176,8 @@ def facts(scene: Scene, at: Hit) -> list[tuple[str, str]]:
     gap = begin - max(ready, at.free)
     if gap > 0:
         out.append(("ready to begin", duration(gap)))
-    if graph.bytes[task]:
-        rate = graph.bytes[task] / max(1, end - begin)
-        out.append(("read", f"{size(int(graph.bytes[task]))} · {rate:.1f} GB/s"))
+    if read := int(scene.tables.read(snapshot, np.array([at.step]), np.array([task]))[0]):
+        out.append(("read", f"{size(read)} · {read / max(1, end - begin):.1f} GB/s"))
     return out
 
 

@@ -36,6 +36,11 @@ def name_of(path: Path) -> str:
     return PREFIX + path.stem
 
 
+def is_server(name: str) -> bool:
+    """Whether the source that a page calls so is a running server."""
+    return name.startswith(PREFIX)
+
+
 def attached(path: Path) -> Source:
     from mkviz.attach.client import AttachedSource
 

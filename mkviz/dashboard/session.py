@@ -15,6 +15,7 @@ from mkviz.dashboard import lanes, moves, pointer, probe
 from mkviz.dashboard.generation import Generation
 from mkviz.dashboard.play import Player
 from mkviz.dashboard.scene import Look, Scene
+from mkviz.dashboard.servers import is_server
 from mkviz.errors import MkvizError
 from mkviz.protocols import GenerateRequest
 
@@ -31,6 +32,7 @@ STALE_S = 2.0  # an ack that has not come by then is taken as lost
 SLOW_S = {"stats": 0.3, "legend": 0.4, "minimap": 1.0, "tables": 0.5}
 RECENT_STEPS = 16  # from which a live view learns how long a step takes
 FOLLOW_STEPS = 4  # steps that a live view shows at first
+SERVER_STEPS = 16  # as many that requests are seen to come and go
 FIT_STEPS = 12  # a source of up to so many steps is first shown whole
 
 
@@ -77,6 +79,8 @@ class Session:
             self.panels.note(str(error), "error")
             return
         self.player.leave()
+        if is_server(name) and name != self.source_name and self.tab == "text":
+            self.tab = "requests"  # its text is many requests' at once, and none of this page's
         self.source_name, self._snapshot, self._tables, self.scene = name, None, None, None
         self.run = getattr(self.source, "run", 0)
         self.placed, self.paused, self.follow, self.window, self.chosen = False, False, True, 0.0, False
@@ -84,6 +88,7 @@ class Session:
         self._shown, self._keys = (), {}
         self.moves += 1  # the page may have let go of the source before; this one it is ordered to follow
         self.panels.clear()
+        self.panels.show_tables(self)
         self.tick()
 
     def snapshot(self) -> Snapshot | None:
@@ -175,7 +180,8 @@ class Session:
         recent, end = snapshot.steps[-RECENT_STEPS:], float(snapshot.extent[1])
         if not self.chosen:
             period = np.diff(recent["begin"]) if len(recent) > 2 else recent["end"] - recent["begin"]
-            fitting = max(1000.0, FOLLOW_STEPS * float(np.median(period)))
+            shown = SERVER_STEPS if is_server(self.source_name) else FOLLOW_STEPS
+            fitting = max(1000.0, shown * float(np.median(period)))
             if not 0.6 < self.window / fitting < 1.7:  # a window that changed with every step would flicker
                 self.window = fitting
         self.x0, self.x1 = end - self.window, end

@@ -25,5 +25,13 @@ def size(count: int) -> str:
     return f"{value:.1f} GiB"
 
 
+def decimal(count: int, digits: int = 1) -> str:
+    """``16.4 MB``: bytes in decimal units, as those of rates are."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= one:
+            return f"{count / one:,.{digits}f} {unit}"
+    return f"{count} B"
+
+
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:z.1f} %"

@@ -11,6 +11,7 @@ import panel as pn
 
 from mkviz.dashboard.lanes import parse
 from mkviz.dashboard.scene import MODES, Look
+from mkviz.dashboard.servers import is_server
 from mkviz.dashboard.tables import TABLES
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Url:
         restarted = query.get("boot") not in (None, session.hub.boot)
         session.choose(query.get("source", ""))
         session.panels.compare.choose(session, query.get("below", ""))
-        if query.get("tab") in TABLES:
+        if query.get("tab") in ("text", *TABLES):
             session.tab = query["tab"]
             session.panels.show_tables(session)
         if restarted:
@@ -74,7 +75,7 @@ class Url:
             state["range"] = f"{session.x0 / 1000:.3f}-{session.x1 / 1000:.3f}"
         if session.panels.compare.name:
             state["below"] = session.panels.compare.name
-        if session.tab in TABLES:
+        if session.tab in TABLES or is_server(session.source_name):  # which opens on another one than the text
             state["tab"] = session.tab
         if session.look.mode != "op":
             state["colour"] = session.look.mode

@@ -70,7 +70,7 @@ function frame(x0, x1, cols) {
       if (c.wait[i]) spread(wait, lane * cols, ready - c.wait[i], ready)
       if (end <= begin) continue
       spread(time, c.op[c.task[i]], begin, end, 1, kinds)
-      spread(rate, 0, begin, end, c.bytes[c.task[i]] / c.took[i])
+      spread(rate, 0, begin, end, c.bytes[i] / c.took[i])
     }
     for (let j = 0; j < cols; j++) {
       let best = 0, total = 0
@@ -131,7 +131,7 @@ function at(time, lane) {  // what a lane did at a time: [title, [name, value]â€
   if (inside) i--
   if (i === stop || c.step[i] > step) return [c.step_end[step] > whole[1] ? "no task left in this file" : "no task left", where]
   const ready = c.begin[i] - c.gap[i], prefix = inside ? "" : ready > time ? "waiting for " : "about to begin "
-  const size = c.bytes[c.task[i]], on = about.counters[c.on[i]]
+  const size = c.bytes[i], on = about.counters[c.on[i]]
   const out = [prefix + label(c.task[i]), where, ["begin", `${duration(c.begin[i] - c.step_begin[c.step[i]])} into the step`],
                ["took", duration(c.took[i])], ["waited", c.wait[i] ? `${duration(c.wait[i])} on ${on}` : "not at all"]]
   if (c.gap[i]) out.push(["ready to begin", duration(c.gap[i])])

@@ -87,7 +87,7 @@ def _columns(excerpt: Excerpt, tables: lod.GraphTables, frame: lod.RectFrame) ->
         "layer": tables.layer.astype(np.int64) + 1,
         "slot": np.concatenate([np.zeros(0, np.int64), *(g.slot.astype(np.int64) + 1 for g, _ in snapshot.graphs.values())]),
         "tile": np.concatenate([np.zeros(0, np.int64), *(g.tile.astype(np.int64) + 1 for g, _ in snapshot.graphs.values())]),
-        "bytes": tables.bytes.astype(np.int64),
+        "bytes": np.rint(tables.read(snapshot, frame.step, snapshot.task[rows])).astype(np.int64),
         "step_number": steps["step"],
         "step_begin": steps["begin"] - snapshot.origin - base,
         "step_end": steps["end"] - snapshot.origin - base,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mkviz.findings.beyond import of_waterfall
 from mkviz.findings.changed import of_whatif
 from mkviz.findings.finding import Finding
 from mkviz.findings.idle import of_tails, of_waits
@@ -30,6 +31,13 @@ ANALYSES = {
         "Blame path", "What held this step?",
         "From the end of the step backwards, always to what came last; each nanosecond is in exactly one segment.",
         "Blame path", of_path,
+    ),
+    "waterfall": Analysis(
+        "Waterfall", "What does the step take beyond its bytes?",
+        "What memory could have brought and did not is charged to what held the step meanwhile: math and stalls in it "
+        "(compute), done and not published (publish), published and not seen (hop), ready without bytes (starved), ready and "
+        "not begun (overhead), nothing left to do (tail). Below 0: a cache brought more than memory can.",
+        "Waterfall", of_waterfall,
     ),
     "accounting": Analysis(
         "Accounting", "Where did SM time go?",

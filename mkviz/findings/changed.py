@@ -69,7 +69,7 @@ def of_whatif(reading: Reading, name: str = "kernel_per_op", value: str = "", ju
     notes = list(found.notes)
     if found.held_out:
         others = ", ".join(f"{error:+.1%} on step {step}" for step, error in found.held_out)
-        notes.append(f"costs by op alone, on steps that they were not fitted to, are off by {others}")
+        notes.append(f"{found.costs} alone, on steps that they were not fitted to, are off by {others}")
     label, tables = f"simulated from: {reading.label}", {"on the blame path": table}
     plots = [lambda dark: _relabelled(found, dark)]
     if (judged := found.judged) is not None:
@@ -80,8 +80,10 @@ def of_whatif(reading: Reading, name: str = "kernel_per_op", value: str = "", ju
 
 def _kinds(judged: Judged) -> Table:
     """Steps that the costs were not fitted to, by kind."""
-    table = Table({"rows": "", "of prefill": "", "steps": "", "recorded": "ns", "predicted": "ns", "error": "of 1"})
-    table.values.extend(rows_of(judged.frame(), "rows", "prefill", "steps", "recorded", "predicted", "error"))
+    table = Table({"rows": "", "of prefill": "", "steps": "", "recorded": "ns", "with spread of costs": "ns", "error": "of 1",
+                   "from means by op": "ns", "error of means": "of 1"})  # fmt: skip
+    names = ("rows", "prefill", "steps", "recorded", "spread", "spread_error", "predicted", "error")
+    table.values.extend(rows_of(judged.frame(), *names))
     return table
 
 

@@ -29,7 +29,7 @@ def table_html(caption: str, table: Table, link: Link | None = None) -> str:
 
 def prose(text: str) -> str:
     """Words as HTML in which no figure is parted from its unit."""
-    return re.sub(r"(?<=\d) (?=(?:%|ns|µs|ms|s|[KMG]iB|GB/s|TB/s)\b|%)", "&nbsp;", escape(text))
+    return re.sub(r"(?<=\d) (?=(?:%|ns|µs|ms|s|[KMG]iB|[kMG]?B|GB/s|TB/s)\b|%)", "&nbsp;", escape(text))
 
 
 def remarks_html(remarks: list[str]) -> str:

@@ -76,7 +76,7 @@ def rate_of(step: StepRecords, op: str, beside: bool = False) -> float | None:
     ``beside``: with the bytes of other ops in that time, those of a task evenly from its begin to its end."""
     task = step.events["task"]
     mine = step.lanes.sound & (step.graph.op[task] == step.graph.ops.index(op)) if op in step.graph.ops else np.zeros(0, bool)
-    size = int(step.graph.bytes[task[mine]].sum()) if mine.any() else 0
+    size = int(step.bytes[task[mine]].sum()) if mine.any() else 0
     if not size:
         return None
     begin, end = step.lanes.begin[mine], step.lanes.end[mine]
@@ -89,7 +89,7 @@ def rate_of(step: StepRecords, op: str, beside: bool = False) -> float | None:
         others = step.lanes.sound & (step.graph.op[task] != step.graph.ops.index(op)) & (step.lanes.end > step.lanes.begin)
         begin, end = step.lanes.begin[others], step.lanes.end[others]
         within = np.interp(end, edges, active) - np.interp(begin, edges, active)
-        size += float((step.graph.bytes[task[others]] * within / (end - begin)).sum())
+        size += float((step.bytes[task[others]] * within / (end - begin)).sum())
     return size / int(active[-1]) * 1e9
 
 

@@ -84,7 +84,8 @@ def test_every_panel_is_computed_by_the_worker_and_shown_one_a_tick(analyses, jo
     assert sum(panel.finding is not None for panel in analyses.panels.values()) == 1
     show(analyses, jobs)
     shown = [name for name, panel in analyses.panels.items() if panel.finding is not None]
-    assert set(ANALYSES) - set(shown) == {"diff", "whatif"}  # there is one step only, and its replay is off by more than 5 %
+    # there is one step only, its replay is off by more than 5 %, and its machine was not measured
+    assert set(ANALYSES) - set(shown) == {"diff", "whatif", "waterfall"}
     assert "This cannot be told: there is only one step" in words(analyses, "diff")
     assert "Step 7 takes 1.00 µs; 75.0 % of it is compute" in words(analyses, "blame")
     assert all("computing" not in words(analyses, name) for name in ANALYSES)

@@ -11,6 +11,7 @@ from mkviz.findings import ANALYSES
 from mkviz.findings.path import of_path
 from mkviz.reading import Reading
 from mkviz.report import Report
+from mkviz.step_records import steps_of
 from mkviz.trace import Trace
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
@@ -60,9 +61,28 @@ def test_from_words_to_a_task_on_the_timeline_and_back_to_all_analyses(open_page
     answered(page, *(name for name in ANALYSES if name != "diff"))
     panel(page, "diff").locator(".state", has_text="step 17 is the slowest one itself").wait_for()
     titles = page.evaluate(f"{FIGURES}.map((m) => m.title.text)")
-    assert len(titles) == 8  # one each, and occupancy has two
+    assert len(titles) == 9  # one each, and occupancy has two
     assert sum("simulated from: recorded on NVIDIA H200" in title for title in titles) == 1
-    assert sum(title.endswith("· recorded on NVIDIA H200") for title in titles) == 7
+    assert sum(title.endswith("· recorded on NVIDIA H200") for title in titles) == 8
+
+
+def test_the_parts_of_a_step_add_up_to_it(open_page, server):
+    page = open_page(server.url + f"analyses?source={quote(DEMO)}&panel=waterfall&steps=17")
+    answered(page, "waterfall")
+    assert panel(page, "waterfall").locator(".answer").inner_text().startswith("Step 17 takes 179")
+    page.wait_for_function(f"{FIGURES}.length === 1")
+    title, names, left, right = page.evaluate(
+        f"{FIGURES}.map((f) => [f.title.text, ...['name', 'left', 'right'].map((k) => "
+        "[...f.renderers[0].data_source.get_column(k)])])[0]"
+    )
+    assert title == "parts of step 17 · recorded on NVIDIA H200"
+    assert names[0] == "its bytes" and names[-1] == "step" and {"compute", "hop", "overhead"} < set(names)
+    assert left[0] == left[-1] == 0 and left[1:-1] == pytest.approx(right[:-2])  # each begins where the one before it ends
+    (step,) = steps_of(Trace.open(recordings()[DEMO]), 17)
+    assert right[-2:] == pytest.approx([step.makespan / 1e3] * 2)  # µs
+    shares = panel(page, "waterfall").locator("tbody td:nth-child(3)").all_inner_texts()
+    *parts, whole = (float(text.replace("\xa0", " ").removesuffix(" %")) for text in shares)
+    assert len(parts) == len(names) - 1 and whole == 100 and sum(parts) == pytest.approx(100, abs=0.05 * len(parts))
 
 
 @pytest.fixture

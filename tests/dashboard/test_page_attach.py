@@ -56,6 +56,7 @@ def test_a_running_server(folder, open_page):
         page = open_page(viewer.url)
         page.wait_for_function(TITLE.format("measured (cpu) · g · 1 SMs"))
         assert page.locator("select[aria-label=source]").input_value() == "server: demo"
+        page.locator("[role=tab][data-tab=requests][aria-selected=true]").wait_for()  # a server's page opens there
         page.wait_for_function(f"() => {{ {FIGURE}; return view?.canvas_view?.el?.clientHeight > 20 }}")
         page.locator(".requests", has_text="2 in view").wait_for()
         page.keyboard.press("f")
@@ -73,7 +74,6 @@ def test_a_running_server(folder, open_page):
         assert "<b>agent 1</b>" in tip.inner_text()  # as words, not as markup
         page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.75)
         page.wait_for_function("Math.abs(Object.values(window.mkviz)[0].range()[1] - 0.612) < 1e-6")  # step 0 and 2 %
-        page.locator("[role=tab][data-tab=requests]").click()
         row = page.locator("[role=tabpanel] tr", has_text="prefill")
         row.wait_for()
         assert row.inner_text().split() == ["1", "prefill", "5", "2", "500", "ns", "–", "–", "–"]

@@ -30,6 +30,7 @@ def save(page, form):
     """What the menu says of a file of this kind, its name and its bytes."""
     page.click(".mkviz-export .open")
     page.click(f"[data-form={form}]")
+    page.locator(".mkviz-export .note", has_text=f".{form} · ").wait_for()  # not what it said of another kind before
     page.locator(".mkviz-export .save:visible").wait_for()
     note = page.inner_text(".mkviz-export .note")
     with page.expect_download() as download:

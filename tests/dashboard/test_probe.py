@@ -9,7 +9,7 @@ from two_lanes import two_lanes
 from mkviz import lod
 from mkviz.dashboard import probe
 from mkviz.dashboard.scene import Look, Scene
-from mkviz.dashboard.units import duration, size
+from mkviz.dashboard.units import decimal, duration, percent, size
 from mkviz.graph import GraphBuilder
 from mkviz.protocols import StepInfo
 from mkviz.record import EVENT
@@ -111,3 +111,5 @@ def test_units():
         "0 ns", "999 ns", "1.00 µs", "12.3 µs", "1.92 ms", "3.10 s",
     ]  # fmt: skip
     assert [size(n) for n in (0, 1023, 16384, 3 << 20)] == ["0 B", "1023 B", "16.0 KiB", "3.0 MiB"]
+    assert [decimal(n) for n in (0, 999, 15_650_000)] == ["0 B", "999 B", "15.7 MB"] and decimal(7_156_011_008, 2) == "7.16 GB"
+    assert [percent(share) for share in (-0.0003, 0, -0.02, 1)] == ["0.0 %", "0.0 %", "-2.0 %", "100.0 %"]

@@ -142,6 +142,27 @@ def test_rows_in_words():
     assert facts["rows"] == "decode of req 1 · 3 rows of prefill of req 2"
 
 
+def test_a_server_opens_on_its_requests_unless_another_table_or_then_the_text_is_asked_for():
+    hub = Hub({"one": lambda model=None: None})
+    for name in ("server: a", "server: b", "trace: t"):
+        hub.add_source(name, store_of(TWO))
+    session = Session(hub, Panels())
+    session.panels.connect(session)
+    session.choose("trace: t")
+    assert (session.tab, session.panels.tabs.chosen) == ("text", "text")
+    session.choose("server: a")
+    assert (session.tab, session.panels.tabs.chosen) == ("requests", "requests")
+    assert session.panels.chat.empty.endswith("not by the server.")
+    session.tabbed("tab", "text")
+    session.choose("server: a")
+    session.tick()
+    assert session.tab == "text"
+    session.tabbed("tab", "steps")
+    assert session.panels.tabs.rows
+    session.choose("server: b")
+    assert (session.tab, session.panels.tabs.chosen) == ("steps", "steps")
+
+
 def test_a_source_that_begins_anew_is_shown_anew():
     class Anew:
         run, words = 1, "The server is gone"

@@ -1,9 +1,14 @@
 """Bytes of a decode step, worked by hand from the shapes' published sizes."""
 
+import numpy as np
 import pytest
 
+import mkviz.step_bytes
 from engine.bench.step_bytes import step_bytes
+from engine.builder import StepShape, build_graph
 from engine.shapes import shape
+from engine.tiling import SPLIT, Tiling
+from mkviz.protocols import Row, StepInfo
 
 # North Mini Code, elements: QKV (32 + 2 * 4) * 128 * 2048 and O 2048 * 4096 of a layer
 QKV, O_PROJ, ROUTER = 10_485_760, 8_388_608, 262_144
@@ -43,3 +48,18 @@ def test_llama_1b():
     layer = 2048 * 2048 * 2 + 2 * 512 * 2048 + 3 * 8192 * 2048
     assert counted.weights == 2 * (16 * layer + 128_256 * 2048) == 2_471_493_632
     assert counted.kv == 128 * 32_768
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys"), [(8, [1, 300, 700]), (16, [1, 300, 700, 64, 1000]), (64, [900 - 20 * i for i in range(35)])]
+)
+def test_a_graph_counts_the_keys_of_each_row_of_a_task(rows, keys):
+    """One attention task has two rows of a step of up to 16, eight of one of 64; each row's pages are read by themselves."""
+    config = shape("llama-3.2-1b", 2)
+    built = build_graph(config, StepShape(rows, 4), Tiling.for_tensor_cores(config, 132))
+    graph, (first, end, _, split) = built.graph, built.args.T
+    longest = [max(keys[a:b], default=0) for a, b in zip(first.tolist(), end.tolist(), strict=True)]
+    ran = (graph.op == graph.ops.index("attention")) & (split * SPLIT < np.array(longest))
+    info = StepInfo(0, 0, 0, 100, [Row(i, i, n - 1, 5, "decode") for i, n in enumerate(keys)])
+    read = mkviz.step_bytes.step_bytes(graph, info)[ran].sum()
+    assert read == pytest.approx(step_bytes(config, keys).kv, rel=1e-3)  # bytes of a task are whole

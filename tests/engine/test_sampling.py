@@ -64,3 +64,10 @@ def test_stop_matcher_against_a_plain_search(pieces, stop):
     else:
         out += matcher.flush()
     assert out == want
+
+
+@pytest.mark.timeout(60)  # far from it: one piece took seconds when every beginning of a stop string was tried
+def test_stop_strings_as_long_as_a_request_cost_nothing():
+    matcher = StopMatcher(tuple("x" * 200_000 + end for end in "abcdefghijklmnop"))
+    assert "".join(matcher.push("xyz")[0] for _ in range(200)) + matcher.flush() == "xyz" * 200
+    assert [matcher.push("x" * 100_000) for _ in range(2)] == [("", False)] * 2 and matcher.push("p..") == ("", True)

@@ -3,6 +3,8 @@
 import json
 import random
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -222,6 +224,25 @@ def test_refuses_config(model, config, words):
 def test_refuses_lone_surrogates(demo):
     with pytest.raises(MkvizError, match="half a character at position 2"):
         demo.encode("ab\ud800")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(demo):
+    """Else every stream of a server would stand still for as long as somebody's prompt takes to read."""
+    begun, ended, turns = threading.Event(), threading.Event(), 0
+
+    def encode():
+        begun.set()
+        demo.encode("ab " * 200_000)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    begun.wait()
+    while not ended.is_set():
+        turns += 1
+        time.sleep(0.001)
+    thread.join()
+    assert turns > 10  # a thread that lets nobody run leaves one or two, before it begins and after its end
 
 
 def test_works_without_tokenizer_config(tmp_path):

@@ -64,3 +64,17 @@ def test_all_that_are_alike_are_drawn_equally_often_and_always_the_same():
 def test_what_a_step_had_comes_back_whole():
     costs = SPREAD.costs(BEFORE, work(BEFORE), np.array([1, 1, 1, 1, 0], bool))
     assert costs.math.tolist() == [100, 200, 50, 300, 1] and costs.hop.tolist() == [5, 7, 9, 20, 0]
+
+
+def test_overhead_that_goes_with_flops_grows_with_them():
+    """10 ns and 2 a flop: of tasks of 3 flops, said to have 16, one had 20 and one none.  Of 8 flops these are 26, 4 more and
+    16 fewer, of none 14 and none."""
+    model = OpCosts({"a": OpCost(2, 100.0, 0.0, 0.0, TOLD, 0.0, 1, 2, 3, 10.0, 2.0)}, H200)
+    before, after = graph(("a", 0, 0, 0), ("a", 0, 1, 0)), graph(("a", 0, 0, 0), ("a", 0, 1, 0))
+    step = fitted(before, [100, 100], [18, 0])
+    step.case.costs.overhead[1] = 0
+    step.work = Work(before.bytes, np.full(2, 3.0))
+    spread = Spread.of(model, [step])
+    for flops, overhead in ((3, [20, 0]), (8, [30, 10]), (0, [14, 0])):
+        costs = spread.costs(after, Work(after.bytes, np.full(2, float(flops))), np.ones(2, bool))
+        assert costs.overhead.tolist() == overhead

@@ -80,7 +80,7 @@ def test_the_head_and_the_answer(html, figures):
     assert figures["answer"].startswith(
         "Step 18 takes 179 µs; 34.4 % of it is overhead (idle although ready), above all before qkv"
     )
-    assert html.count("Definition: docs/analyses.md") == len(figures["analyses"]) == 8
+    assert html.count("Definition: docs/analyses.md") == len(figures["analyses"]) == 9
 
 
 def test_nothing_is_asked_for(html):

@@ -50,7 +50,7 @@ def test_what_memory_did_not_bring_is_charged_to_what_held_the_step():
     assert found.to_text().splitlines() == [
         "made by hand",
         "step 0, 0.4 µs",
-        "its bytes        0.2 µs   50.0%   0.00 GB at 0.01 TB/s",
+        "its bytes        0.2 µs   50.0%   2.40 kB at 0.01 TB/s",
         "compute          0.2 µs   50.0%   of 0.3 on the path: a 0.1, b 0.1",
         "overhead         0.0 µs    0.0%   of 0.1 on the path",
     ]

@@ -198,6 +198,27 @@ def test_another_batch_is_predicted_from_costs_by_op():
     assert found.predictions[0].told
 
 
+def test_the_slowest_task_of_another_batch_is_waited_for():
+    """Two tiles take 100 and 300 ns, whatever the rows; the task behind them waits for the second, not for the mean of both."""
+    store, costs = LiveStore("measured"), {"math": [100, 300, 40], "publish": 5, "hop": 7, "feed": 0, "overhead": 0}
+    for i, rows in enumerate((1, 2)):
+        b = GraphBuilder(f"{rows} rows", ["up", "down"], {"rows": rows})
+        x = b.counter("x")
+        for tile in range(2):
+            b.task("up", tile=tile, raises=[x])
+        b.task("down", waits=[x])
+        graph, schedule = b.build(), Schedule.from_lists([[0], [1, 2]])
+        store.graph(i, graph, schedule)
+    told = Costs(**{name: np.broadcast_to(ns, 3).astype(np.int64) for name, ns in costs.items()})
+    result = simulate(graph, schedule, PLAIN, costs=told)
+    store.step(StepInfo(0, 0, 0, result.makespan), moved(result.events, 0, 0))
+    found = whatif(store, 0, PLAIN, rows=2)
+    assert found.predictions[0].after.makespan == 300 + 5 + 7 + 40 + 5  # 200 from means
+    assert any(note.startswith("costs keep their spread") for note in found.notes)
+    assert "costs keep their spread" in found.to_text() and found.to_json()["costs"] == "costs by op with their spread"
+    assert whatif(store, 0, PLAIN, rows=2).to_json() == found.to_json()
+
+
 def test_a_trace_without_dependencies_is_refused():
     graph, schedule = parts(100, 100, lists=((0,), (1,)))
     bare = replace(graph, wait_ptr=np.zeros_like(graph.wait_ptr), wait_counter=graph.wait_counter[:0],

@@ -38,6 +38,14 @@ def test_merges_beside_the_math_are_replayed_beside_it():
     assert (lanes.begin < lanes.free).any()
 
 
+def test_costs_that_nobody_judged_are_off_on_the_step_itself_and_nowhere_else():
+    found = whatif(RECORDINGS / "h200-demo-model.mkt.zip", 18, rows=4)
+    (p,) = found.predictions
+    assert any(note.startswith("nobody judged these costs on a step of 4 rows") for note in found.notes)
+    assert p.out_of_sample is None and p.margin > abs(p.fitted.error)
+    assert p.doubt.startswith(f" (costs by op are off by up to {p.margin:.1%} on the step itself)")
+
+
 def test_the_command(tmp_path, capsys):
     of = str(RECORDINGS / "h200-demo-model.mkt.zip")
     assert main(["whatif", of, "--step", "17", "--faster", "attention=2", "--faster", "qkv=1.5"]) == 0
@@ -45,7 +53,7 @@ def test_the_command(tmp_path, capsys):
     assert out.startswith(
         "recorded on NVIDIA H200 · what if: attention 2 times faster, qkv 1.5 times faster\nstep 17: recorded 178.6"
     )
-    assert "costs by op, fitted to these steps, on others: step 18 " in out
+    assert "costs by op, on steps that they were not fitted to: step 18 " in out
     assert main(["whatif", of, "--json", "--in-sequence", "--step", "17", "--step", "18"]) == 0
     out = json.loads(capsys.readouterr().out)
     assert out["change"] == "what runs beside o_proj after it" and out["held_out"] == []

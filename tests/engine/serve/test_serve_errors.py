@@ -121,14 +121,36 @@ def test_a_bad_field_is_named(http, route, field, value):
     assert field in told["message"] or any(str(told["param"]).startswith(name) for name in named if name), told
 
 
+def tool(parameters):
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 def test_what_a_grammar_cannot_follow_is_named(http):
     for schema in ({"type": "nothing"}, {"$ref": "http://127.0.0.1:1/x"}, {"type": "string", "pattern": "("}, {"not": {}}):
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         told = refused(http, "/v1/chat/completions", response_format=form)
         assert (told["param"], told["code"]) == ("response_format", "invalid_schema")
-        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-        told = refused(http, "/v1/chat/completions", tools=[tool], tool_choice="required")
+        told = refused(http, "/v1/chat/completions", tools=[tool({"properties": {"x": schema}})], tool_choice="required")
         assert (told["param"], told["code"]) == ("tools", "invalid_schema")
+
+
+def test_a_schema_that_leads_nowhere_is_named_by_the_field_it_came_from(http):
+    nowhere = {"$ref": "#"}  # compiles, but no text fits it
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": nowhere}}
+    for param, asked in (
+        ("response_format", {"response_format": form}),
+        ("tools", {"tools": [tool(nowhere)], "tool_choice": "required"}),
+    ):
+        told = refused(http, "/v1/chat/completions", max_tokens=60, **asked)
+        assert told["message"] == f"{param}: nothing can follow that fits the schema; a simpler schema"
+        assert (told["param"], told["code"]) == (param, "invalid_schema")
+
+
+@pytest.mark.parametrize("kind", ["array", "string", ["object", "null"], 5])
+def test_a_function_that_takes_no_object_is_refused(http, kind):
+    """Its arguments would come as an object all the same."""
+    told = refused(http, "/v1/chat/completions", tools=[tool({"type": kind})])
+    assert told["param"] == "tools[0].function" and repr(kind) in told["message"]
 
 
 def test_half_a_character_is_refused_wherever_it_is(http):
@@ -223,3 +245,6 @@ def test_the_served_document_has_all_routes_and_no_422(http):
     statuses = {status for path in document["paths"].values() for of in path.values() for status in of["responses"]}
     assert "422" not in statuses and {"400", "401", "404", "413", "429"} <= statuses
     assert math.isfinite(len(json.dumps(document)))
+    for route in ROUTES:  # a stream is described event by event: each an object with a text under data
+        (form,) = document["paths"][route]["post"]["responses"]["200"]["content"]["text/event-stream"].items()
+        assert form[0] == "itemSchema" and form[1]["required"] == ["data"] and form[1]["properties"]["data"]["type"] == "string"

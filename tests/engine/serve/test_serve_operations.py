@@ -1,6 +1,8 @@
 """Operations: clients that go away, health and metrics, request ids, logs, and the end of the process."""
 
+import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -73,6 +75,13 @@ def test_health_version_and_metrics_need_no_key(server, demo, http):
     assert first >= 1 and following >= 4 and metrics["mkviz_queue_seconds_count", ""] >= 1
 
 
+def test_methods_that_nobody_knows_are_counted_as_one(http):
+    for method in ("BREW", "WHEN"):
+        assert http.request(method, "/v1/models").status_code == 405
+    told = http.get("/metrics").text
+    assert 'method="other",route="/v1/models",status="405"' in told and "BREW" not in told and "WHEN" not in told
+
+
 def test_request_ids_come_back_and_reach_the_engine(http, service, monkeypatch):
     labels = []
     submit = service.engine.submit
@@ -126,6 +135,37 @@ def test_a_body_that_does_not_come_is_408(demo):
                 b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"
             )
             assert b" 408 " in connection.recv(1000)
+
+
+def test_the_end_waits_for_no_body_and_tells_its_sender(demo, monkeypatch, caplog):
+    monkeypatch.setattr("engine.serve.server._LAST_WORDS", 0.1)
+    with serving(demo, shutdown_deadline=0.1) as (url, service):
+        host = httpx.URL(url)
+        with socket.create_connection((host.host, host.port)) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{"
+            )
+            time.sleep(0.1)
+            service.end()
+            answer = b"".join(iter(lambda: connection.recv(1000), b""))
+    assert b" 503 " in answer and b'"code": "unavailable"' in answer
+    assert not any(logs.worth_telling(record) for record in caplog.records if record.exc_info)
+
+
+def test_a_response_that_the_end_cuts_short_is_no_traceback():
+    def record(error):
+        return logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "", (), (type(error), error, None))
+
+    assert logs.worth_telling(record(ValueError())) and not logs.worth_telling(record(asyncio.CancelledError()))
+
+
+def test_a_path_cannot_write_lines_of_the_log(http, caplog):
+    with caplog.at_level("INFO", "mkviz.serve"):
+        http.get("/v1/x%0a09:00:00%20ended%1b%5b31m%7f")
+        until(lambda: any("/v1/x" in getattr(r, "fields", {}).get("path", "") for r in caplog.records))
+    (record,) = [r for r in caplog.records if "/v1/x" in getattr(r, "fields", {}).get("path", "")]
+    line = logs.ForPeople().format(record)
+    assert r"path=/v1/x\x0a09:00:00 ended\x1b[31m\x7f status=404" in line and line.isprintable()
 
 
 def test_pages_of_other_origins_only_where_they_are_allowed(demo, server):

@@ -57,6 +57,11 @@ def test_every_field_can_be_said_in_all_three_places(tmp_path):
         ([], {}, "api_key = [1]", "api_key"),
         ([], {}, "port = ", "is not TOML"),
         (["--api-key", "sp aced"], {}, "", "api_key"),
+        ([], {"MKVIZ_SERVE_API_KEY": ""}, "", "MKVIZ_SERVE_API_KEY: empty"),  # a secret that is not there opens nothing
+        ([], {"MKVIZ_SERVE_API_KEY": "a, "}, "", "MKVIZ_SERVE_API_KEY: empty"),
+        ([], {"MKVIZ_SERVE_HOST": ""}, "", "MKVIZ_SERVE_HOST: empty"),  # nor to everybody
+        (["--served-name", ""], {}, "", "--served-name: empty"),
+        ([], {}, 'api_key = [""]', "api_key: empty"),
         (["--config", "/nowhere/x.toml"], {}, "", "cannot be read"),
     ],
 )
@@ -67,3 +72,8 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path, argv, environ, toml, wor
     with pytest.raises(MkvizError) as told:
         load({"config": file} | {k: v for k, v in arguments.items() if v is not None}, environ)
     assert words in str(told.value) and "sp aced" not in str(told.value)
+
+
+def test_a_file_that_is_not_named_might_have_had_the_keys():
+    with pytest.raises(MkvizError, match="MKVIZ_SERVE_CONFIG: empty"):
+        load({}, {"MKVIZ_SERVE_CONFIG": ""})
