@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 
 from mkviz.graph import Graph
+from mkviz.kept import kept_with_graph
 from mkviz.schedule import Schedule
-
-_kept: WeakKeyDictionary[Graph, np.ndarray] = WeakKeyDictionary()
 
 
 def topological_order(graph: Graph) -> np.ndarray:
@@ -17,11 +14,10 @@ def topological_order(graph: Graph) -> np.ndarray:
 
     Needs beyond all arrivals count as cut down to them: the validator reports those by themselves.  It is kept with the graph.
     """
-    if graph not in _kept:
-        _kept[graph] = _order(graph)
-    return _kept[graph].copy()
+    return _order(graph).copy()
 
 
+@kept_with_graph
 def _order(graph: Graph) -> np.ndarray:
     task = np.repeat(np.arange(len(graph)), np.diff(graph.wait_ptr))
     need = np.minimum(graph.wait_need, graph.arrivals[graph.wait_counter]).astype(np.int64)

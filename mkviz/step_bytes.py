@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
+
+from mkviz.kept import kept_with_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,14 +77,9 @@ class Parts:
         return np.rint(self._bytes * shares[self.part]).astype(np.int64)
 
 
-_kept: WeakKeyDictionary[Graph, Parts] = WeakKeyDictionary()
-
-
+@kept_with_graph
 def parts_of(graph: Graph) -> Parts:
-    """They are kept with the graph."""
-    if graph not in _kept:
-        _kept[graph] = Parts(graph)
-    return _kept[graph]
+    return Parts(graph)
 
 
 def shares_of(parts: Parts, info: StepInfo) -> np.ndarray:

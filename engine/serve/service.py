@@ -124,12 +124,7 @@ class Service:
     def check_count(self, choices: int) -> None:
         most = self.settings.batch + self.settings.queue
         if choices > most:
-            raise ApiError(
-                400,
-                f"n: {choices} choices in all; at most {most}, what runs and waits at once",
-                param="n",
-                code="invalid_value",
-            )
+            raise of_input(MkvizError(f"n: {choices} choices in all", f"at most {most}, what runs and waits at once"))
 
     def open_run(self) -> Run:
         run = Run(self.engine)

@@ -125,12 +125,17 @@ def test_every_analysis_answers_and_its_figures_are_those_of_its_words():
     assert "nobody measured this machine's memory" in " ".join(found["blame"].remarks)
 
 
+def of_one_load(size: int, end: int, label: str = "recorded (NVIDIA H200)"):
+    """The waterfall of a step of 1000 ns, all of it one task that reads ``size`` bytes, with math until ``end``."""
+    builder = GraphBuilder("one", ("load",))
+    builder.task("load", bytes=size)
+    step = step_of(builder.build(), 1, [(0, 0, 0, 0, end, 1000)], end=1000)
+    return ANALYSES["waterfall"].find(Reading.of_source(source(step, label=label)))
+
+
 def test_parts_of_a_step_are_its_bytes_and_what_held_it():
     """910 kB are 200 ns at 4.55 TB/s; they come evenly while their task runs, from 0 to 800 ns; then its publish."""
-    builder = GraphBuilder("one", ("load",))
-    builder.task("load", bytes=910_000)
-    step = step_of(builder.build(), 1, [(0, 0, 0, 0, 800, 1000)], end=1000)
-    found = ANALYSES["waterfall"].find(Reading.of_source(source(step, label="recorded (NVIDIA H200)")))
+    found = of_one_load(910_000, end=800)
     assert found.answer == (
         "Step 0 takes 1.00 µs. Reading its bytes, 910.00 kB at 4.55 TB/s, takes 200 ns of that (20.0 %); "
         "what it takes beyond is above all compute 600 ns (60.0 %) and publish 200 ns (20.0 %)."
@@ -147,15 +152,12 @@ def test_parts_of_a_step_are_its_bytes_and_what_held_it():
     assert list(data["right"]) == pytest.approx([0.2, 0.8, 1, 1])
     assert list(data["words"]) == ["200 ns · 20.0 %", "600 ns · 60.0 %", "200 ns · 20.0 %", "1.00 µs"]
     with pytest.raises(MkvizError, match="nobody measured this machine's memory"):
-        ANALYSES["waterfall"].find(Reading.of_source(source(step)))
+        of_one_load(910_000, end=800, label="recorded (cpu)")
 
 
 def test_a_step_may_be_faster_than_memory():
     """9.1 MB are 2 µs at 4.55 TB/s: a cache had some of them."""
-    builder = GraphBuilder("one", ("load",))
-    builder.task("load", bytes=9_100_000)
-    step = step_of(builder.build(), 1, [(0, 0, 0, 0, 1000, 1000)], end=1000)
-    found = ANALYSES["waterfall"].find(Reading.of_source(source(step, label="recorded (NVIDIA H200)")))
+    found = of_one_load(9_100_000, end=1000)
     assert found.answer == (
         "Step 0 takes 1.00 µs. Reading its bytes, 9.10 MB at 4.55 TB/s, takes 2.00 µs: more than the step, so that not all of "
         "them came from memory."
