@@ -224,6 +224,10 @@ struct Walker {
   u32 entered = 0;       // those of this step
   u32 meetings = 0;      // times that the role's warps have met
   u32 ahead, turn = 0;   // this lane's word of the next task; where this one is kept
+#ifndef MK_LOOK
+#define MK_LOOK (MK_ROWS <= 8 ? 2 : 1)
+#endif
+  u32 beyond;            // of the one behind that
 
   __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
 
@@ -249,7 +253,17 @@ struct Walker {
 
   // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
   // from global memory would be fetched anew after each wait; and the words of the next task are under way while this one is done.
-  __device__ __forceinline__ const Task& task(u32 i) { return copy(i, i == 0, [&](const Task&) { return i + 1; }); }
+  __device__ __forceinline__ const Task& task(u32 i) {
+    if (MK_LOOK < 2) return copy(i, i == 0, [&](const Task&) { return i + 1; });
+    auto words = [&](u32 task) { return task < b.count() ? __ldg((const u32*)(b.tasks() + task) + b.lane) : 0; };
+    u32 now = ahead;
+    if (i == 0) now = words(0), beyond = words(1);
+    ahead = beyond, beyond = words(i + 2);
+    Task& to = b.s.task[b.warp][turn ^= 1];
+    ((u32*)&to)[b.lane] = now;
+    __syncwarp();
+    return to;
+  }
 
   // The same for a storer, whose next one the task names.
   __device__ __forceinline__ const Task& chained(u32 i, bool first) {
@@ -323,6 +337,9 @@ struct Place {
   u32 stage = 0, phase = 0;
   __device__ __forceinline__ void next(u32 stages) {
     if (++stage == stages) stage = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void skip(u32 chunks, u32 stages) {
+    for (stage += chunks; stage >= stages; stage -= stages) phase ^= 1;
   }
 };
 

@@ -73,8 +73,25 @@ struct Feeder {
 #pragma unroll 1
       for (u32 base = 0; base < n; base += HELD * STRIDE) {
         if (!loaded) {
+#if MK_READ == 0
+          auto some = [&](auto& w, u32 first) {
+            constexpr u32 N = sizeof(w) / sizeof(w[0]);
+            u32 element = base + first * STRIDE + thread;
+            auto mine = [&](u32 k) { return element + (k >> 1) * STRIDE < n; };
+            auto at = [&](u32 k) { return from + (element + (k >> 1) * STRIDE) * 4 + (k & 1) * 2; };
+            if (!read_tagged(walk, t, 0, tag, w, polls, mine, at)) return false;
+#pragma unroll
+            for (u32 k = 0; k < N / 2; ++k)
+              v[first + k] = make_float4(__uint_as_float(w[2 * k].x), __uint_as_float(w[2 * k].z), __uint_as_float(w[2 * k + 1].x),
+                                         __uint_as_float(w[2 * k + 1].z));
+            return true;
+          };
+          uint4 one[2], two[4];
+          if (!some(one, 0) || !some(two, 1) || !some(two, 3) || !some(one, 5)) return false;
+#else
           bool much = n > HELD / 2 * STRIDE;  // all SMs poll it
           if (!read(t, from, tag, v, 0, base, polls, much) || (much && !read(t, from, tag, v, HELD / 2, base, polls, false))) return false;
+#endif
           if (pass == (p.centre ? 0 : 1)) ready(polls);
         }
         loaded = n <= HELD * STRIDE;
@@ -95,8 +112,8 @@ struct Feeder {
           for (u32 i = 0; i < HELD; ++i) {
             u32 at = base + i * STRIDE + thread;
             if (at >= n) break;
-            *(uint2*)(b.x + at * 2) = make_uint2(pack_bf16((v[i].x - mean) * scale * w[i].x, (v[i].y - mean) * scale * w[i].y),
-                                                 pack_bf16((v[i].z - mean) * scale * w[i].z, (v[i].w - mean) * scale * w[i].w));
+            b.x[tagged_word(at * 4)] = pack_bf16((v[i].x - mean) * scale * w[i].x, (v[i].y - mean) * scale * w[i].y);
+            b.x[tagged_word(at * 4 + 2)] = pack_bf16((v[i].z - mean) * scale * w[i].z, (v[i].w - mean) * scale * w[i].w);
           }
         }
       }

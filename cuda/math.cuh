@@ -15,6 +15,23 @@ struct Math {
   u32 tiles = 0;   // finished tiles of each storer, four counts of 8 bits
   u32 q_next = 0;
   bool failed = false;
+#ifndef MK_TEAMS
+#define MK_TEAMS (MK_ROWS == 1)
+#endif
+#if MK_TEAMS
+  // Two teams of four warps take turns at the row blocks of what reads the normed residual, so that what lies between two blocks costs one
+  // team time and not the SM.  Everything else all eight do together.
+  u32 units = 0;           // such blocks so far
+  u32 counts = 1;          // arrivals of a warp for a chunk and a tile: two where its team is alone
+  __device__ __forceinline__ bool theirs() const { return ((units ^ b.warp >> 2) & 1) != 0; }
+#else
+  static constexpr u32 counts = 1;
+#endif
+
+  __device__ __forceinline__ void arrive(u64& bar, u32 n) const {
+    ptx::arrive(ptx::shared_address(&bar));
+    if (n == 2) ptx::arrive(ptx::shared_address(&bar));
+  }
 
   __device__ __forceinline__ explicit Math(Block& block) : b(block), walk(block, ROLE_MATH) {}
 
@@ -38,7 +55,7 @@ struct Math {
     }
     __device__ __forceinline__ void release() {
       __syncwarp();
-      if (m.b.lane == 0 && !m.failed) ptx::arrive(ptx::shared_address(&m.b.s.empty[m.place.stage]));
+      if (m.b.lane == 0 && !m.failed) m.arrive(m.b.s.empty[m.place.stage], m.counts);
       m.place.next(m.b.p.stages);
     }
   };
@@ -50,7 +67,12 @@ struct Math {
   u32 last_chunk = 0;
 #endif
 
-  __device__ __forceinline__ bool in_turn() const { return b.warp == (walk.work & (MATH_WARPS - 1)); }
+  __device__ __forceinline__ bool in_turn() const {
+#if MK_TEAMS
+    if (counts == 2) return (b.warp & 3) == (walk.work >> 1 & 3);
+#endif
+    return b.warp == (walk.work & (MATH_WARPS - 1));
+  }
 
   // The task is ready.  Await its first chunk, as its first product will once more.
   __device__ __forceinline__ bool begin(const Task& t) {
@@ -182,9 +204,23 @@ struct Math {
 #if MK_TRACE
     u32 end;
 #endif
+#if MK_TEAMS
+    if (counts == 2) {
+      float c[2][4] = {};
+      one::multiply_resident(b, c, t.k16, next);
+#if MK_TRACE
+      end = ptx::cycles();
+#endif
+#pragma unroll
+      for (u32 i = 0; i < 2; ++i) tile.part[(b.warp & 3) * 2 + i][b.lane] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
+    } else
+#endif
     if (t.op == ATTENTION) {
       auto put = [&](const float (&c)[4]) {
-#if MK_ROWS == 1
+#ifndef MK_ASTORE
+#define MK_ASTORE 1
+#endif
+#if MK_ROWS == 1 && MK_ASTORE
         one::attention_store(b, t, tile, c, walk.tag(t.layer));
 #else
         tile.part[b.warp][b.lane] = make_float4(c[0], c[1], c[2], c[3]);
@@ -204,7 +240,7 @@ struct Math {
 #else
         multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
 #endif
-      } else {
+      } else if (!MK_TEAMS) {
         multiply_resident(b, c, t.k16, next);
       }
 #if MK_TRACE
@@ -220,8 +256,42 @@ struct Math {
     }
 #endif
     __syncwarp();
-    if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_full[storer][buffer]));
+    if (b.lane == 0) arrive(b.s.tile_full[storer][buffer], counts);
     tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
+    return true;
+  }
+#endif
+
+#if MK_TEAMS
+  // A block that the other team takes.
+  __device__ __forceinline__ void pass(const Task& t) {
+    place.skip((t.k16 + CHUNK_K16 - 1) / CHUNK_K16, b.p.stages);
+    u32 storer = t.storer, n = tiles >> (8 * storer) & 255;
+    tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
+    ++units;
+  }
+
+  __device__ __forceinline__ bool shared_task(const Task& t) {
+    bool alone = t.blocks == 1;
+    if (alone && theirs()) {
+      pass(t), ++walk.work;
+      return true;
+    }
+    if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
+    jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
+    counts = 2;
+#if MK_TRACE
+    if (!theirs() && in_turn() && !begin(t)) return false;
+#endif
+    for (u32 i = 0; i < t.blocks; ++i) {
+      if (theirs()) pass(t);
+      else if (!block(t, i)) return false;
+      else ++units;
+    }
+    counts = 1;
+    __syncwarp();
+    if (b.lane == 0) arrive(b.s.done[walk.work % SLOTS], alone ? 2 : 1);
+    ++walk.work;
     return true;
   }
 #endif
@@ -230,6 +300,9 @@ struct Math {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t.routed) && !walk.await_routing(t.id)) return false;
     if (!walk.has_work(t)) return true;
+#if MK_TEAMS
+    if (reads_x(t.op)) return shared_task(t);
+#endif
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
 #if MK_ROWS == 1

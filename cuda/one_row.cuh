@@ -18,6 +18,28 @@ __device__ __forceinline__ u32* hidden_held(const Block& b) {
 }
 
 // Feeders: the heads.
+#if MK_READ == 0
+__device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walker& walk, u32 thread, u32& polls) {
+  constexpr u32 STRIDE = FEEDERS * 32;
+  u32 n = heads_words(b.p) / 2;
+  auto some = [&](auto& words, u32 first) {
+    constexpr u32 N = sizeof(words) / sizeof(words[0]);
+    auto mine = [&](u32 i) { return first + thread + i * STRIDE < n; };
+    auto at = [&](u32 i) { return (const u64*)b.p.attention + (first + thread + i * STRIDE) * 2; };
+    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, mine, at)) return false;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i)
+      if (mine(i)) *(uint2*)(heads_held(b) + (first + thread + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
+    return true;
+  };
+  uint4 one[1], more[5];
+  if (!some(one, 0)) return false;
+#pragma unroll 1
+  for (u32 first = STRIDE; first < n; first += 5 * STRIDE)
+    if (!some(more, first)) return false;
+  return true;
+}
+#else
 __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walker& walk, u32 thread, u32& polls) {
   constexpr u32 STRIDE = FEEDERS * 32, N = 6;
   u32 n = heads_words(b.p) / 2;
@@ -33,8 +55,39 @@ __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walk
   }
   return true;
 }
+#endif
 
 // Math: a hidden layer, two words a lane at a time.  `v` has the parts, `w` the tail.
+#if MK_READ == 0
+__device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& walk, const u64* v, const u64* w, const Parts& parts, u32& polls) {
+  u32 piece = b.lane & 15, chunks = (parts.k16 + CHUNK_K16 - 1) / CHUNK_K16, f0 = b.warp * 4;
+  u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
+  u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
+  u32* held = hidden_held(b) + odd * 32 + piece * 2;
+  constexpr u32 N = 4;
+  uint4 one[1];  // a little is polled until it is there, and then the rest is read
+  auto mine = [&](u32) { return odd == 0 && f0 + (piece >> 2) < parts.k16; };
+  if (!read_tagged(walk, t, 0, walk.tag(t.layer), one, polls, mine, [&](u32) { return v + f0 * 8 + piece * 2; })) return false;
+#pragma unroll 1
+  for (u32 first = 0; first < n; first += 2 * N) {
+    uint4 words[N];
+    const u64* from[N];
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+      u32 chunk = first + i * 2 + odd, part = min(chunk / chunks, parts.parts), k = (chunk - part * chunks) * CHUNK_K16 + f0;
+      bool mine = chunk < n && k + (piece >> 2) < (part < parts.parts ? parts.k16 : parts.tail);
+      from[i] = mine ? (part < parts.parts ? v + part * parts.k16 * 8 : w) + k * 8 + piece * 2 : nullptr;
+    }
+    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, [&](u32 i) { return from[i] != nullptr; }, [&](u32 i) { return from[i]; }))
+      return false;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i)
+      if (from[i]) *(uint2*)(held + (first + i * 2) * 32) = make_uint2(words[i].x, words[i].z);
+  }
+  __syncwarp();
+  return true;
+}
+#else
 __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& walk, const u64* v, const u64* w, const Parts& parts, u32& polls) {
   u32 piece = b.lane & 15, chunks = (parts.k16 + CHUNK_K16 - 1) / CHUNK_K16, f0 = b.warp * 4;
   u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
@@ -59,6 +112,33 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
   }
   __syncwarp();
   return true;
+}
+#endif
+
+// Math: a row block by a team of four warps.  Each takes eight fragments of a chunk, into the two sums that two of eight warps would have.
+template <typename Next>
+__device__ __forceinline__ void multiply_resident(Block& b, float (&c)[2][4], u32 k16, Next next_chunk) {
+  u32 lane = b.lane, f0 = (b.warp & 3) * 8;
+  const u32* x = b.x + (lane & 3) * 2 + f0 * 8;  // as B fragments; columns beyond the first compute what nobody reads
+#pragma unroll 1
+  for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {
+    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
+    uint4 w[8];
+    uint2 v[8];
+    if (base + 8 <= k16) {
+#pragma unroll
+      for (u32 i = 0; i < 8; ++i) w[i] = a[i * 32], v[i] = *(const uint2*)(x + i * 8);
+    } else {
+#pragma unroll
+      for (u32 i = 0; i < 8; ++i) {
+        bool mine = base + i < k16;
+        w[i] = mine ? a[i * 32] : make_uint4(0, 0, 0, 0), v[i] = mine ? *(const uint2*)(x + i * 8) : make_uint2(0, 0);
+      }
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) ptx::mma(c[0], w[i], v[i].x, v[i].y), ptx::mma(c[1], w[i + 4], v[i + 4].x, v[i + 4].y);
+    next_chunk.release();
+  }
 }
 
 template <typename Next>
@@ -210,6 +290,42 @@ __device__ __forceinline__ bool attention_feed(Block& b, const Task& t, const Wa
   }
   if (own) *(uint2*)(b.s.fresh[buffer][value] + place) = make_uint2(v[3].x, v[3].z);
   return true;
+}
+
+__device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile, u32 tag) {
+  const Params& p = b.p;
+  u32 lane = b.lane, group = p.heads / p.kv_heads, slots = b.layers[t.layer].splits, r = lane >> 2, h = (lane & 3) * 2;
+  float sum[2] = {0, 0};
+#pragma unroll
+  for (u32 w = 0; w < MATH_WARPS; ++w) sum[0] += tile.sum[w][h], sum[1] += tile.sum[w][h + 1];
+  u32 head = t.c * group + h;
+  if (slots > 1) {
+    u64 at[2] = {(u64)head * p.splits + t.d, (u64)(head + 1) * p.splits + t.d};
+#pragma unroll
+    for (u32 j = 0; j < 2; ++j)
+      if (lane < 4 && h + j < group)
+        ptx::store_tagged2((u64*)p.part_max + at[j] * 2, __float_as_uint(tile.top[h + j]), __float_as_uint(sum[j]), tag);
+#pragma unroll 2
+    for (u32 w = 0; w < p.head_dim / 16; ++w) {
+      float4 v = tile.part[w][lane];
+      u32 d = w * 16 + r;
+      if (h < group) put((u64*)p.part_out, at[0] * p.head_dim + d, v.x, tag), put((u64*)p.part_out, at[0] * p.head_dim + d + 8, v.z, tag);
+      if (h + 1 < group) put((u64*)p.part_out, at[1] * p.head_dim + d, v.y, tag), put((u64*)p.part_out, at[1] * p.head_dim + d + 8, v.w, tag);
+    }
+    return;
+  }
+  float scale[2] = {1.f / sum[0], 1.f / sum[1]};
+#pragma unroll 2
+  for (u32 w = 0; w < p.head_dim / 16; ++w) {
+    float4 v = tile.part[w][lane];
+    u32 low[2] = {with_next_row(to_bf16(v.x * scale[0])), with_next_row(to_bf16(v.y * scale[1]))};
+    u32 high[2] = {with_next_row(to_bf16(v.z * scale[0])), with_next_row(to_bf16(v.w * scale[1]))};
+#pragma unroll
+    for (u32 j = 0; j < 2; ++j) {
+      u64* out = (u64*)p.attention + (head + j) * (p.head_dim / 2) + w * 8 + r;  // words r and r + 1: elements r, r + 1 and eight further on
+      if (h + j < group && (r & 1) == 0) ptx::store_tagged2(out, low[j], high[j], tag);
+    }
+  }
 }
 
 // Math: as attention_store, but each warp stores its own rows of the output: a storer alone would take eight times as long, and

@@ -74,6 +74,20 @@ __device__ __forceinline__ uint4 load_tagged2(const u64* p) {
   return make_uint4((u32)v, (u32)(v >> 32), (u32)w, (u32)(w >> 32));
 }
 
+// The same where `mine`, without a branch; else v stays.
+__device__ __forceinline__ void load_tagged_if(uint2& v, const u64* p, bool mine) {
+  u64 w = (u64)v.y << 32 | v.x;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.relaxed.gpu.global.u64 %0, [%1]; }" : "+l"(w) : "l"(p), "r"((u32)mine) : "memory");
+  v = make_uint2((u32)w, (u32)(w >> 32));
+}
+
+__device__ __forceinline__ void load_tagged_if(uint4& v, const u64* p, bool mine) {
+  u64 x = (u64)v.y << 32 | v.x, y = (u64)v.w << 32 | v.z;
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2]; }"
+               : "+l"(x), "+l"(y) : "l"(p), "r"((u32)mine) : "memory");
+  v = make_uint4((u32)x, (u32)(x >> 32), (u32)y, (u32)(y >> 32));
+}
+
 // -- timers.  Volatile keeps them in order with the barriers, fences and products around them; a memory clobber would in addition
 // make every read of a task's fields after them a load.
 

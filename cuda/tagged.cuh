@@ -29,9 +29,39 @@ __device__ __noinline__ bool poll_again(u32 polls, const Params& p, const Task& 
 // mine(i): whether the lane has an i-th one; at(i): where.  `lightly`: where much is awaited for long, one access a lane is polled
 // until it is there, and only then are all read; each read of all is a trip to the L2 cache, and takes bandwidth from the weights.
 // `polls` counts.  False: the launch is given up.
+#ifndef MK_READ
+#define MK_READ 4
+#endif
 template <typename V, u32 N, typename Mine, typename At>
 __device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at,
                                             bool lightly = false) {
+#if MK_READ == 0
+  for (;;) {
+    bool there = true;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+      v[i] = V();
+      if (mine(i)) load_tagged(v[i], at(i));
+    }
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) there = there && (!mine(i) || tagged(v[i], tag));
+    if (__ballot_sync(~0u, there) == ~0u) return true;
+    if (N <= 6) {
+      if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
+      continue;
+    }
+    const u64* missing = nullptr;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i)
+      if (mine(i) && !tagged(v[i], tag)) missing = at(i);
+    for (bool here = false; __ballot_sync(~0u, here) != ~0u;) {
+      if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
+      V word = V();
+      if (missing) load_tagged(word, missing);
+      here = !missing || tagged(word, tag);
+    }
+  }
+#elif MK_READ == 1
   const u64* missing = lightly && mine(0) ? at(0) : nullptr;
   for (;;) {
     if (lightly) {
@@ -55,6 +85,30 @@ __device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u
     if (__ballot_sync(~0u, there) == ~0u) return true;
     if (!lightly && !poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
   }
+#else
+#pragma unroll
+  for (u32 i = 0; i < N; ++i) v[i] = V();  // a tag is never 0
+  if (MK_READ != 4 && lightly) {
+    const u64* first = mine(0) ? at(0) : nullptr;
+    for (;;) {
+      V word = V();
+      if (first) load_tagged(word, first);
+      bool here = first && tagged(word, tag);
+      if (MK_READ == 5 ? __ballot_sync(~0u, !first || here) == ~0u : __ballot_sync(~0u, here) != 0 || __ballot_sync(~0u, first != nullptr) == 0) break;
+      if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
+    }
+  }
+  for (;;) {  // only what is not there yet is read again
+    bool there = true;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i)
+      ptx::load_tagged_if(v[i], at(i), mine(i) && !tagged(v[i], tag));
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) there = there && (!mine(i) || tagged(v[i], tag));
+    if (__ballot_sync(~0u, there) == ~0u) return true;
+    if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
+  }
+#endif
 }
 
 // The word of a vector of bf16 that has elements k and k + 1 (k even): in the order of B fragments, eight words each.

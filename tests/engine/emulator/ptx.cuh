@@ -34,6 +34,12 @@ inline uint4 load_tagged2(const u64* p) {
   uint2 v = load_tagged(p), w = load_tagged(p + 1);
   return {v.x, v.y, w.x, w.y};
 }
+inline void load_tagged_if(uint2& v, const u64* p, bool mine) {
+  if (mine) v = load_tagged(p);
+}
+inline void load_tagged_if(uint4& v, const u64* p, bool mine) {
+  if (mine) v = load_tagged2(p);
+}
 inline void store_stream(void* p, uint4 v) { *(uint4*)p = v; }
 
 inline u64 ticks() {
