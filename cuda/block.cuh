@@ -98,6 +98,7 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u32 fresh[SLOTS];                    // whether math has to norm the rows that the task reads
 #endif
 #if MK_ROWS == 1
+  u32 turns[2];                        // of each team of math warps: blocks that each of its warps has finished
   float norm[2][FEEDERS];              // per pass: each feeder's part of the sum
   u32 fresh[2][2][64];                 // beside each q buffer: key and value of the step's own token, bf16 pairs
 #endif

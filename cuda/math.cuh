@@ -24,6 +24,28 @@ struct Math {
   u32 units = 0;           // such blocks so far
   u32 counts = 1;          // arrivals of a warp for a chunk and a tile: two where its team is alone
   __device__ __forceinline__ bool theirs() const { return ((units ^ b.warp >> 2) & 1) != 0; }
+
+  // Whether what lies ahead is told by one bit of a barrier's phase: of what the other team takes, only the last block before may be
+  // unfinished, and the ring has room for that and this.
+  __device__ __forceinline__ bool in_teams(const Task& t) const {
+    return reads_x(t.op) && 2 * ((t.k16 + CHUNK_K16 - 1) / CHUNK_K16) <= b.p.stages;
+  }
+
+  // Until the other team has finished its share of the first `n` blocks.
+  __device__ __forceinline__ bool other_team(u32 n, const Task& t) {
+    u32 other = b.warp >> 2 ^ 1, target = (n + (other ^ 1)) / 2 * 4;
+    for (u32 polls = 0; (int)(ptx::peek(b.s.turns[other]) - target) < 0; ++polls) {
+      if ((polls & 63) == 63 && aborted(b.s.abort)) return false;
+      if (polls > b.s.poll_budget) return give_up(ROLE_MATH, t.id, NO_COUNTER, 0, target, walk.step);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void finished_unit() {
+    __syncwarp();
+    if (b.lane == 0) ptx::bump(b.s.turns[b.warp >> 2]);
+    ++units;
+  }
 #else
   static constexpr u32 counts = 1;
 #endif
@@ -240,8 +262,13 @@ struct Math {
 #else
         multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
 #endif
-      } else if (!MK_TEAMS) {
+      } else {
+#if MK_ROWS == 1
+        float (&all)[1][4] = *(float (*)[1][4])&c;
+        one::multiply_resident(b, all, t.k16, next);
+#else
         multiply_resident(b, c, t.k16, next);
+#endif
       }
 #if MK_TRACE
       end = ptx::cycles();  // read while the last products are under way
@@ -281,12 +308,15 @@ struct Math {
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
     counts = 2;
 #if MK_TRACE
-    if (!theirs() && in_turn() && !begin(t)) return false;
+    if (!theirs() && in_turn() && ((units && !other_team(units - 1, t)) || !begin(t))) return false;
 #endif
     for (u32 i = 0; i < t.blocks; ++i) {
-      if (theirs()) pass(t);
-      else if (!block(t, i)) return false;
-      else ++units;
+      if (theirs()) {
+        pass(t);
+        continue;
+      }
+      if ((units && !other_team(units - 1, t)) || !block(t, i)) return false;
+      finished_unit();
     }
     counts = 1;
     __syncwarp();
@@ -301,7 +331,8 @@ struct Math {
     if (walk.enter_routed(t.routed) && !walk.await_routing(t.id)) return false;
     if (!walk.has_work(t)) return true;
 #if MK_TEAMS
-    if (reads_x(t.op)) return shared_task(t);
+    if (in_teams(t)) return shared_task(t);
+    if (!other_team(units, t)) return false;
 #endif
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);

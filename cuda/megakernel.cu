@@ -34,6 +34,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
   }
   for (u32 i = threadIdx.x; i < STAMPS; i += THREADS) s.stamp[i].owner = 0;
   if (threadIdx.x == 0) {
+#if MK_ROWS == 1
+    s.turns[0] = s.turns[1] = 0;
+#endif
     s.poll_budget = p.poll_budget, s.abort = (Abort*)p.abort;
     init_barriers(s, p.stages);
   }

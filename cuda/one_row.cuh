@@ -115,28 +115,32 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
 }
 #endif
 
-// Math: a row block by a team of four warps.  Each takes eight fragments of a chunk, into the two sums that two of eight warps would have.
-template <typename Next>
-__device__ __forceinline__ void multiply_resident(Block& b, float (&c)[2][4], u32 k16, Next next_chunk) {
-  u32 lane = b.lane, f0 = (b.warp & 3) * 8;
+// Math: a row block by all eight warps (SUMS 1), four fragments of a chunk each; or by a team of four, eight fragments each, into the
+// two sums that two of eight warps would have.
+template <u32 SUMS, typename Next>
+__device__ __forceinline__ void multiply_resident(Block& b, float (&c)[SUMS][4], u32 k16, Next next_chunk) {
+  constexpr u32 N = SUMS * 4;
+  u32 lane = b.lane, f0 = (b.warp & (CHUNK_K16 / N - 1)) * N;
   const u32* x = b.x + (lane & 3) * 2 + f0 * 8;  // as B fragments; columns beyond the first compute what nobody reads
 #pragma unroll 1
   for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
-    uint4 w[8];
-    uint2 v[8];
-    if (base + 8 <= k16) {
+    uint4 w[N];
+    uint2 v[N];
+    if (base + N <= k16) {
 #pragma unroll
-      for (u32 i = 0; i < 8; ++i) w[i] = a[i * 32], v[i] = *(const uint2*)(x + i * 8);
+      for (u32 i = 0; i < N; ++i) w[i] = a[i * 32], v[i] = *(const uint2*)(x + i * 8);
     } else {
 #pragma unroll
-      for (u32 i = 0; i < 8; ++i) {
+      for (u32 i = 0; i < N; ++i) {
         bool mine = base + i < k16;
         w[i] = mine ? a[i * 32] : make_uint4(0, 0, 0, 0), v[i] = mine ? *(const uint2*)(x + i * 8) : make_uint2(0, 0);
       }
     }
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) ptx::mma(c[0], w[i], v[i].x, v[i].y), ptx::mma(c[1], w[i + 4], v[i + 4].x, v[i + 4].y);
+    for (u32 i = 0; i < 4; ++i)
+#pragma unroll
+      for (u32 s = 0; s < SUMS; ++s) ptx::mma(c[s], w[s * 4 + i], v[s * 4 + i].x, v[s * 4 + i].y);
     next_chunk.release();
   }
 }

@@ -125,6 +125,10 @@ __device__ __forceinline__ void arrive(u32 bar) {
   asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" ::"r"(bar) : "memory");
 }
 
+// A count in shared memory that others raise; whoever polls it learns nothing but the count.
+__device__ __forceinline__ u32 peek(const u32& count) { return *(const volatile u32*)&count; }
+__device__ __forceinline__ void bump(u32& count) { atomicAdd(&count, 1u); }
+
 // Whether the phase of this parity is over.  On sm_90 the hardware may wait a little before it says no.
 __device__ __forceinline__ bool phase_over(u32 bar, u32 parity) {
   u32 ok;

@@ -59,6 +59,11 @@ inline void arrive(u32 bar) {
   if (b.missing == 0 || b.missing > b.arrivals) fprintf(stderr, "an arrival too many\n"), abort();
   if (--b.missing == 0) b.missing = b.arrivals, b.parity ^= 1;
 }
+inline u32 peek(const u32& count) {
+  emu::yield();
+  return *(const volatile u32*)&count;
+}
+inline void bump(u32& count) { ++count; }
 inline bool phase_over_now(u32 bar, u32 parity) { return barrier(bar).parity != parity; }
 inline bool phase_over(u32 bar, u32 parity) {
   if (phase_over_now(bar, parity)) return true;
