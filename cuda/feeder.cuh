@@ -64,7 +64,10 @@ struct Feeder {
     auto weight_of = [&](u32 at) { return at < n ? __ldg(weight + at) : make_float4(0, 0, 0, 0); };
     bool loaded = false;
     float mean = 0, scale = 0;
-    float4 v[HELD], kept[KEPT ? KEPT : 1];
+#ifndef MK_LATE
+#define MK_LATE 1
+#endif
+    float4 v[HELD], kept[HELD];
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) kept[i] = weight_of(i * STRIDE + thread);
 #pragma unroll 1
@@ -92,7 +95,16 @@ struct Feeder {
           bool much = n > HELD / 2 * STRIDE;  // all SMs poll it
           if (!read(t, from, tag, v, 0, base, polls, much) || (much && !read(t, from, tag, v, HELD / 2, base, polls, false))) return false;
 #endif
-          if (pass == (p.centre ? 0 : 1)) ready(polls);
+          if (pass == (p.centre ? 0 : 1)) {
+            ready(polls);
+            if (MK_LATE) {
+#pragma unroll
+              for (u32 i = KEPT; i < HELD; ++i) {
+                u32 at = i * STRIDE + thread;
+                if (at < n) kept[i] = ptx::load_now(weight + at);
+              }
+            }
+          }
         }
         loaded = n <= HELD * STRIDE;
         if (pass < 2) {
@@ -106,7 +118,7 @@ struct Feeder {
           float4 w[HELD];
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
-            w[i] = i < KEPT && base == 0 ? kept[i] : weight_of(base + i * STRIDE + thread);
+            w[i] = (MK_LATE || i < KEPT) && base == 0 ? kept[i] : weight_of(base + i * STRIDE + thread);
           }
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {

@@ -11,6 +11,49 @@
 #include "wide.cuh"
 #endif
 
+#ifndef MK_FAR
+#define MK_FAR 0  // chunks beyond the ring that are fetched into L2 while it is full
+#endif
+#ifndef MK_FARR
+#define MK_FARR 0  // of them while routing is awaited
+#endif
+
+#if MK_FAR
+// Weights that lie beyond the ring: while it is full they come as far as the L2 cache.
+struct Beyond {
+  u32 task = 0, at = 0;  // the next chunk
+  u32 ahead = 0;         // fetched, and not yet on its way into the ring
+  u32 word = 0;          // the lane's of the task
+  bool there = false;
+
+  static __device__ __forceinline__ bool concerns(u32 op) {
+    return op == QKV || op == O_PROJ || op == ROUTER || op == SHARED_UP || op == DENSE_UP || op == DENSE_DOWN || op == LM_HEAD;
+  }
+
+  // The loader brings chunk `c` of task `i`.
+  __device__ __forceinline__ void pass(u32 i, u32 c) {
+    if (i < task || (i == task && c < at)) { --ahead; return; }
+    if (i != task) there = false;
+    task = i, at = c + 1;
+  }
+
+  __device__ __forceinline__ bool fetch(const Block& b) {
+    for (; task < b.count(); ++task, at = 0, there = false) {
+      if (!there) word = __ldg((const u32*)(b.tasks() + task) + b.lane), there = true;
+      auto field = [&](u32 i) { return __shfl_sync(~0u, word, i); };
+      u32 k16 = field(9), chunks = (k16 + CHUNK_K16 - 1) / CHUNK_K16;
+      if (!concerns(field(1)) || at >= field(10) * chunks) continue;
+      u32 block = at / chunks, k = (at - block * chunks) * CHUNK_K16;
+      const char* from = (const char*)((u64)field(13) << 32 | field(12)) + ((u64)block * k16 + k) * FRAGMENT;
+      ptx::prefetch_chunk(from, min(CHUNK_K16, k16 - k) * FRAGMENT, b.lane);
+      ++at, ++ahead;
+      return true;
+    }
+    return false;
+  }
+};
+#endif
+
 struct Loader {
   Block& b;
   Walker walk;
@@ -19,7 +62,17 @@ struct Loader {
 
   __device__ __forceinline__ explicit Loader(Block& block) : b(block), walk(block, ROLE_LOADER) {}
 
+#if MK_FAR
+  Beyond beyond;
+  u32 index = 0, chunk_of_task = 0;
+#endif
+
   __device__ __forceinline__ bool chunk(const void* from, u32 bytes, const Task& t) {
+#if MK_FAR
+    if (Beyond::concerns(t.op)) beyond.pass(index, chunk_of_task++);
+    while (beyond.ahead < MK_FAR && __ballot_sync(~0u, ptx::phase_over_now(ptx::shared_address(&b.s.empty[place.stage]), place.phase ^ 1)) != ~0u)
+      if (!beyond.fetch(b)) break;
+#endif
     if (!walk.wait.barrier(b.s.empty[place.stage], place.phase ^ 1, t.id, walk.step)) return false;
     ptx::load_chunk(ptx::shared_address(b.ring + place.stage * CHUNK), from, bytes, ptx::shared_address(&b.s.full[place.stage]), b.lane);
     place.next(b.p.stages), ++issued;
@@ -252,6 +305,10 @@ struct Loader {
 
   __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
+#if MK_FARR
+    if (walk.entered != t.routed)
+      for (u32 n = 0; n < MK_FARR && beyond.fetch(b); ++n) {}
+#endif
     if (walk.enter_routed(t.routed) && !routing(t)) return false;
     if (!walk.has_work(t)) return true;
     jitter(b.p, b.sm * 8, t.id);
@@ -277,8 +334,15 @@ struct Loader {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       if (walk.step) ptx::fence_copy_engine();  // for pages that the steps before wrote
-      for (u32 i = 0; i < b.count(); ++i)
+#if MK_FAR
+      beyond = Beyond();
+#endif
+      for (u32 i = 0; i < b.count(); ++i) {
+#if MK_FAR
+        index = i, chunk_of_task = 0;
+#endif
         if (!task(walk.task(i))) return;
+      }
     }
   }
 

@@ -13,7 +13,7 @@ struct Math {
   Walker walk;
   Place place;     // of the next chunk
   u32 tiles = 0;   // finished tiles of each storer, four counts of 8 bits
-  u32 q_next = 0;
+  u32 q_next = 0, last = 0;
   bool failed = false;
 #ifndef MK_TEAMS
 #define MK_TEAMS (MK_ROWS == 1)
@@ -74,6 +74,12 @@ struct Math {
       m.last_chunk = ptx::cycles();
 #endif
       return b.ring + place.stage * CHUNK;
+    }
+    // Of two that are read one behind the other: on to the second, and then the first is given back.
+    __device__ __forceinline__ void release_later() { m.last = m.place.stage, m.place.next(m.b.p.stages); }
+    __device__ __forceinline__ void release_last() {
+      __syncwarp();
+      if (m.b.lane == 0 && !m.failed) m.arrive(m.b.s.empty[m.last], m.counts);
     }
     __device__ __forceinline__ void release() {
       __syncwarp();

@@ -145,29 +145,48 @@ __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[SUMS][4],
   }
 }
 
+#ifndef MK_PAIR
+#define MK_PAIR 1
+#endif
 template <typename Next>
 __device__ __forceinline__ void multiply(Block& b, float (&c)[4], bool heads, Parts parts, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4, of_chunk = heads ? CHUNK_K16 * 8 : 32;
   const u32* held = (heads ? heads_held(b) + f0 * 8 : hidden_held(b)) + (lane & 3) * 2;
-#pragma unroll 1
-  for (u32 n = parts.next(); n; held += of_chunk, n = parts.next()) {
-    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
-#if MK_EARLY
+  struct Operands {
     uint4 w[4];
     uint2 x[4];
+  };
+  auto read = [&](Operands& o, u32 n) {
+    const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
-      w[i] = f0 + i < n ? a[i * 32] : make_uint4(0, 0, 0, 0), x[i] = lane < 4 && f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
+      o.w[i] = f0 + i < n ? a[i * 32] : make_uint4(0, 0, 0, 0), o.x[i] = f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
+    held += of_chunk;
+  };
+  auto take = [&](const Operands& o) {
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) ptx::mma(c, w[i], x[i].x, x[i].y);
-#else
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-      uint2 x = lane < 4 && f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
-      if (f0 + i < n) ptx::mma(c, a[i * 32], x.x, x.y);
+    for (u32 i = 0; i < 4; ++i) ptx::mma(c, o.w[i], o.x[i].x, o.x[i].y);
+  };
+#pragma unroll 1
+  for (u32 n = parts.next(); n; n = parts.next()) {
+    Operands first;
+    read(first, n);
+#if MK_PAIR
+    if ((n = parts.next()) != 0) {
+      Operands second;
+      next_chunk.release_later();
+      read(second, n);
+      take(first);
+      next_chunk.release_last();
+      take(second);
+    } else {
+      take(first);
     }
+#else
+    take(first);
 #endif
     next_chunk.release();
+    if (n == 0) return;
   }
 }
 

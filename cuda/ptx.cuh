@@ -177,6 +177,22 @@ __device__ __forceinline__ void load_chunk(u32 to, const void* from, u32 bytes, 
 // Has the cache line fetched into L2, without waiting for it.
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+// The same of a chunk.  Called by a whole warp.
+__device__ __forceinline__ void prefetch_chunk(const void* from, u32 bytes, u32 lane) {
+#if MK_BULK
+  if (lane == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#else
+  for (u32 at = lane * 128; at < bytes; at += 4096) prefetch((const char*)from + at);
+#endif
+}
+
+// A read of what nobody writes, not later than here.
+__device__ __forceinline__ float4 load_now(const float4* p) {
+  float4 v;
+  asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+  return v;
+}
+
 // Orders ordinary accesses against those of the bulk copy engine, for global memory that one writes and the other reads.
 __device__ __forceinline__ void fence_copy_engine() {
 #if MK_BULK
