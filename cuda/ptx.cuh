@@ -179,7 +179,10 @@ __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch
 
 // The same of a chunk.  Called by a whole warp.
 __device__ __forceinline__ void prefetch_chunk(const void* from, u32 bytes, u32 lane) {
-#if MK_BULK
+#ifndef MK_FARK
+#define MK_FARK 0
+#endif
+#if MK_BULK && !MK_FARK
   if (lane == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #else
   for (u32 at = lane * 128; at < bytes; at += 4096) prefetch((const char*)from + at);

@@ -13,6 +13,39 @@ template <typename Put>
 __device__ __forceinline__ void route_row(const Params& p, const float (&v)[MAX_EXPERTS / 32], u32 lane, u32 (&used)[MAX_EXPERTS / 32], Put put) {
   float first = 0;
   u32 taken = 0;  // bit q: this lane's expert 32 q + lane is chosen
+#ifndef MK_SORT
+#define MK_SORT 1
+#endif
+#if MK_SORT
+  constexpr u32 Q = MAX_EXPERTS / 32;
+  u32 keys[Q], names = 0;  // the lane's, falling; of equals the lower expert first; 0: none.  names: q of each, four bits
+#pragma unroll
+  for (u32 q = 0; q < Q; ++q) {
+    u32 bits = __float_as_uint(v[q]);
+    keys[q] = q * 32 + lane >= p.experts ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u, names |= q << 4 * q;
+  }
+#pragma unroll
+  for (u32 i = 1; i < Q; ++i)
+#pragma unroll
+    for (u32 j = 0; j + i < Q; ++j)  // neighbours
+      if (keys[j] < keys[j + 1]) {
+        u32 other = keys[j], n = (names >> 4 * j ^ names >> 4 * (j + 1)) & 15;
+        keys[j] = keys[j + 1], keys[j + 1] = other, names ^= (n | n << 4) << 4 * j;
+      }
+#pragma unroll 1
+  for (u32 k = 0; k < p.top_k; ++k) {
+    u32 top = __reduce_max_sync(~0u, keys[0]), best = __ballot_sync(~0u, keys[0] == top), index = (names & 15) * 32 + lane;
+    if (k == 0) first = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
+    bool mine = best == 1u << lane;
+    if (best & (best - 1)) mine = index == __reduce_min_sync(~0u, best >> lane & 1 ? index : ~0u);
+    if (mine) {
+      taken |= 1u << (names & 15), names >>= 4;
+#pragma unroll
+      for (u32 q = 0; q + 1 < Q; ++q) keys[q] = keys[q + 1];
+      keys[Q - 1] = 0;
+    }
+  }
+#else
 #pragma unroll 1
   for (u32 k = 0; k < p.top_k; ++k) {
     float best = NEG_INF;
@@ -25,6 +58,7 @@ __device__ __forceinline__ void route_row(const Params& p, const float (&v)[MAX_
     if (k == 0) first = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
     if (winner == index) taken |= 1u << (index >> 5);
   }
+#endif
   float total = 0;  // of exponentials over the chosen, or over all experts
   if (p.router_kind) {
 #pragma unroll
