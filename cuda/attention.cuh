@@ -143,6 +143,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
   return true;  // who writes wide or probs next has met everybody since they were read: once for the one, twice for the other
 }
 
+#if MK_ROWS > 1
 // Storer: the split's output, or with one slot the row's attention itself.
 __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row, const Tile& tile) {
   const Params& p = b.p;
@@ -178,6 +179,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row
     }
   }
 }
+#endif
 
 // Storer alone: merge one head's splits, those that the row's own length has, in ascending order.  Each lane takes four elements.
 // MERGE_BATCH splits get their weights together, which decides the bits; all reads of MERGE_AHEAD are under way together.

@@ -53,7 +53,11 @@ static constexpr u32 ROLE_LINES = 3 + STORERS;  // RoleState lines of a block: l
 // A finished 16 x 8 tile as the math warps leave it: one partial sum of every warp, in accumulator order; for attention the
 // tile of warp w is rows 16 w .. 16 w + 15 of the output, and the sums and maxima of the softmax go along.
 struct Tile {
+#if MK_ROWS == 1
+  float part[MATH_WARPS][16];  // of column 0; attention leaves none
+#else
   float4 part[MATH_WARPS][32];
+#endif
   float sum[MATH_WARPS][ROWS];
   float top[ROWS];
   u32 work;  // number of the task among the SM's tasks with work: where its stamps are

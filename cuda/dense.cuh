@@ -87,7 +87,22 @@ __device__ __forceinline__ void multiply_streamed(Block& b, float (&c)[4], const
 
 struct TileValues { float v[4]; u32 r, n; };
 
+__device__ __forceinline__ void leave(Tile& tile, u32 warp, u32 lane, const float (&c)[4]) {
+#if MK_ROWS == 1
+  if ((lane & 3) == 0) tile.part[warp][lane >> 2] = c[0], tile.part[warp][(lane >> 2) + 8] = c[2];
+#else
+  tile.part[warp][lane] = make_float4(c[0], c[1], c[2], c[3]);
+#endif
+}
+
 __device__ __forceinline__ TileValues sum_tile(const Tile& tile, u32 lane) {
+#if MK_ROWS == 1
+  u32 r = lane >> 2;
+  float low = tile.part[0][r], high = tile.part[0][r + 8];
+#pragma unroll
+  for (u32 w = 1; w < MATH_WARPS; ++w) low += tile.part[w][r], high += tile.part[w][r + 8];
+  return {{low, 0, high, 0}, r, (lane & 3) * 2};
+#else
   float4 s = tile.part[0][lane];
 #pragma unroll
   for (u32 w = 1; w < MATH_WARPS; ++w) {
@@ -95,6 +110,7 @@ __device__ __forceinline__ TileValues sum_tile(const Tile& tile, u32 lane) {
     s.x += a.x, s.y += a.y, s.z += a.z, s.w += a.w;
   }
   return {{s.x, s.y, s.z, s.w}, lane >> 2, (lane & 3) * 2};
+#endif
 }
 
 __device__ __forceinline__ float bias_of(u64 bias, u32 i) { return bias ? __ldg((const float*)bias + i) : 0.f; }

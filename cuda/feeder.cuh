@@ -65,7 +65,7 @@ struct Feeder {
     bool loaded = false;
     float mean = 0, scale = 0;
 #ifndef MK_LATE
-#define MK_LATE 1
+#define MK_LATE 0
 #endif
     float4 v[HELD], kept[HELD];
 #pragma unroll

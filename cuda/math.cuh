@@ -18,6 +18,9 @@ struct Math {
 #ifndef MK_TEAMS
 #define MK_TEAMS (MK_ROWS == 1)
 #endif
+#if MK_TEAMS == 2
+#define NO_TEAMS 1
+#endif
 #if MK_TEAMS
   // Two teams of four warps take turns at the row blocks of what reads the normed residual, so that what lies between two blocks costs one
   // team time and not the SM.  Everything else all eight do together.
@@ -28,7 +31,7 @@ struct Math {
   // Whether what lies ahead is told by one bit of a barrier's phase: of what the other team takes, only the last block before may be
   // unfinished, and the ring has room for that and this.
   __device__ __forceinline__ bool in_teams(const Task& t) const {
-    return reads_x(t.op) && 2 * ((t.k16 + CHUNK_K16 - 1) / CHUNK_K16) <= b.p.stages;
+    return MK_TEAMS == 1 && reads_x(t.op) && 2 * ((t.k16 + CHUNK_K16 - 1) / CHUNK_K16) <= b.p.stages;
   }
 
   // Until the other team has finished its share of the first `n` blocks.
@@ -217,7 +220,7 @@ struct Math {
     for (u32 row = t.a; row <= last; ++row) {
       if (!walk.keys(t, row).pages) continue;
       Tile* tile = open(t);
-      auto put = [&](const float (&c)[4]) { tile->part[b.warp][b.lane] = make_float4(c[0], c[1], c[2], c[3]); };
+      auto put = [&](const float (&c)[4]) { leave(*tile, b.warp, b.lane, c); };
       if (!tile || !attention_math(b, t, row, walk, q_next & 1, *tile, next, put) || !close(t, *tile, row == last)) return false;
     }
     ++q_next;
@@ -240,18 +243,15 @@ struct Math {
       end = ptx::cycles();
 #endif
 #pragma unroll
-      for (u32 i = 0; i < 2; ++i) tile.part[(b.warp & 3) * 2 + i][b.lane] = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
+      for (u32 i = 0; i < 2; ++i) leave(tile, (b.warp & 3) * 2 + i, b.lane, c[i]);
     } else
 #endif
     if (t.op == ATTENTION) {
       auto put = [&](const float (&c)[4]) {
-#ifndef MK_ASTORE
-#define MK_ASTORE 1
-#endif
-#if MK_ROWS == 1 && MK_ASTORE
+#if MK_ROWS == 1
         one::attention_store(b, t, tile, c, walk.tag(t.layer));
 #else
-        tile.part[b.warp][b.lane] = make_float4(c[0], c[1], c[2], c[3]);
+        leave(tile, b.warp, b.lane, c);
 #endif
       };
       if (!attention_math(b, t, t.a, walk, q_next & 1, tile, next, put)) return false;
@@ -279,7 +279,7 @@ struct Math {
 #if MK_TRACE
       end = ptx::cycles();  // read while the last products are under way
 #endif
-      tile.part[b.warp][b.lane] = make_float4(c[0], c[1], c[2], c[3]);
+      leave(tile, b.warp, b.lane, c);
     }
     if (failed) return false;
 #if MK_TRACE
@@ -338,7 +338,7 @@ struct Math {
     if (!walk.has_work(t)) return true;
 #if MK_TEAMS
     if (in_teams(t)) return shared_task(t);
-    if (!other_team(units, t)) return false;
+    if (MK_TEAMS == 1 && !other_team(units, t)) return false;
 #endif
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);

@@ -315,42 +315,6 @@ __device__ __forceinline__ bool attention_feed(Block& b, const Task& t, const Wa
   return true;
 }
 
-__device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile, u32 tag) {
-  const Params& p = b.p;
-  u32 lane = b.lane, group = p.heads / p.kv_heads, slots = b.layers[t.layer].splits, r = lane >> 2, h = (lane & 3) * 2;
-  float sum[2] = {0, 0};
-#pragma unroll
-  for (u32 w = 0; w < MATH_WARPS; ++w) sum[0] += tile.sum[w][h], sum[1] += tile.sum[w][h + 1];
-  u32 head = t.c * group + h;
-  if (slots > 1) {
-    u64 at[2] = {(u64)head * p.splits + t.d, (u64)(head + 1) * p.splits + t.d};
-#pragma unroll
-    for (u32 j = 0; j < 2; ++j)
-      if (lane < 4 && h + j < group)
-        ptx::store_tagged2((u64*)p.part_max + at[j] * 2, __float_as_uint(tile.top[h + j]), __float_as_uint(sum[j]), tag);
-#pragma unroll 2
-    for (u32 w = 0; w < p.head_dim / 16; ++w) {
-      float4 v = tile.part[w][lane];
-      u32 d = w * 16 + r;
-      if (h < group) put((u64*)p.part_out, at[0] * p.head_dim + d, v.x, tag), put((u64*)p.part_out, at[0] * p.head_dim + d + 8, v.z, tag);
-      if (h + 1 < group) put((u64*)p.part_out, at[1] * p.head_dim + d, v.y, tag), put((u64*)p.part_out, at[1] * p.head_dim + d + 8, v.w, tag);
-    }
-    return;
-  }
-  float scale[2] = {1.f / sum[0], 1.f / sum[1]};
-#pragma unroll 2
-  for (u32 w = 0; w < p.head_dim / 16; ++w) {
-    float4 v = tile.part[w][lane];
-    u32 low[2] = {with_next_row(to_bf16(v.x * scale[0])), with_next_row(to_bf16(v.y * scale[1]))};
-    u32 high[2] = {with_next_row(to_bf16(v.z * scale[0])), with_next_row(to_bf16(v.w * scale[1]))};
-#pragma unroll
-    for (u32 j = 0; j < 2; ++j) {
-      u64* out = (u64*)p.attention + (head + j) * (p.head_dim / 2) + w * 8 + r;  // words r and r + 1: elements r, r + 1 and eight further on
-      if (h + j < group && (r & 1) == 0) ptx::store_tagged2(out, low[j], high[j], tag);
-    }
-  }
-}
-
 // Math: as attention_store, but each warp stores its own rows of the output: a storer alone would take eight times as long, and
 // everybody waits for it.
 __device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile, const float (&c)[4], u32 tag) {

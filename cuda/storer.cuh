@@ -251,14 +251,9 @@ struct Storer {
       const Tile& tile = b.s.tile[index][buffer];
       work = tile.work;
       if (t.op == ATTENTION) {
-#if MK_ROWS == 1
-#ifndef MK_ASTORE
-#define MK_ASTORE 1
-#endif
-        if (!MK_ASTORE) one::attention_store(b, t, tile, walk.tag(t.layer));
-#else
-        if (!ONE) attention_store(b, t, t.a, tile);  // math has done it
-#endif
+#if MK_ROWS > 1
+        attention_store(b, t, t.a, tile);
+#endif  // of one row math has done it
       } else {
         TileValues y = sum_tile(tile, b.lane);
         finish(t, block, y, e, best);

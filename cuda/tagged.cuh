@@ -30,7 +30,7 @@ __device__ __noinline__ bool poll_again(u32 polls, const Params& p, const Task& 
 // until it is there, and only then are all read; each read of all is a trip to the L2 cache, and takes bandwidth from the weights.
 // `polls` counts.  False: the launch is given up.
 #ifndef MK_READ
-#define MK_READ 4
+#define MK_READ 0
 #endif
 template <typename V, u32 N, typename Mine, typename At>
 __device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at,
