@@ -16,12 +16,10 @@ struct Math {
   u32 q_next = 0, last = 0;
   bool failed = false;
 #ifndef MK_TEAMS
-#define MK_TEAMS (MK_ROWS == 1)
+#define MK_TEAMS 1
 #endif
-#if MK_TEAMS == 2
-#define NO_TEAMS 1
-#endif
-#if MK_TEAMS
+#define TEAMS (MK_ROWS == 1)
+#if TEAMS
   // Two teams of four warps take turns at the row blocks of what reads the normed residual, so that what lies between two blocks costs one
   // team time and not the SM.  Everything else all eight do together.
   u32 units = 0;           // such blocks so far
@@ -99,7 +97,7 @@ struct Math {
 #endif
 
   __device__ __forceinline__ bool in_turn() const {
-#if MK_TEAMS
+#if TEAMS
     if (counts == 2) return (b.warp & 3) == (walk.work >> 1 & 3);
 #endif
     return b.warp == (walk.work & (MATH_WARPS - 1));
@@ -235,7 +233,7 @@ struct Math {
 #if MK_TRACE
     u32 end;
 #endif
-#if MK_TEAMS
+#if TEAMS
     if (counts == 2) {
       float c[2][4] = {};
       one::multiply_resident(b, c, t.k16, next);
@@ -295,7 +293,7 @@ struct Math {
   }
 #endif
 
-#if MK_TEAMS
+#if TEAMS
   // A block that the other team takes.
   __device__ __forceinline__ void pass(const Task& t) {
     place.skip((t.k16 + CHUNK_K16 - 1) / CHUNK_K16, b.p.stages);
@@ -336,7 +334,7 @@ struct Math {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t.routed) && !walk.await_routing(t.id)) return false;
     if (!walk.has_work(t)) return true;
-#if MK_TEAMS
+#if TEAMS
     if (in_teams(t)) return shared_task(t);
     if (MK_TEAMS == 1 && !other_team(units, t)) return false;
 #endif
