@@ -52,7 +52,7 @@ static constexpr u32 ROLE_LINES = 3 + STORERS;  // RoleState lines of a block: l
 
 // A finished 16 x 8 tile as the math warps leave it: one partial sum of every warp, in accumulator order; for attention the
 // tile of warp w is rows 16 w .. 16 w + 15 of the output, and the sums and maxima of the softmax go along.
-struct Tile {
+struct __align__(16) Tile {  // its sums are read in pairs
 #if MK_ROWS == 1
   float part[MATH_WARPS][16];  // of column 0; attention leaves none
 #else
