@@ -333,7 +333,10 @@ __device__ __forceinline__ Stamp& stamp_of(Block& b, u32 work) { return b.s.stam
 __device__ __forceinline__ void claim(Block& b, u32 work) {
   Stamp& s = stamp_of(b, work);
   if (*(volatile u32*)&s.owner == work + 1) return;
-  u32 ns = (u32)ptx::global_ns(), now = ptx::cycles();
+#ifndef MK_TC
+#define MK_TC 0
+#endif
+  u32 ns = MK_TC & 1 ? 5 : (u32)ptx::global_ns(), now = ptx::cycles();
   if (atomicExch(&s.owner, work + 1) != work + 1) s.ns = ns, s.claim = now;
 }
 

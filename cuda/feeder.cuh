@@ -89,8 +89,19 @@ struct Feeder {
                                          __uint_as_float(w[2 * k + 1].z));
             return true;
           };
+#ifndef MK_NN
+#define MK_NN 6
+#endif
+#if MK_NN == 6
+          uint4 three[6];
+          if (!some(three, 0) || !some(three, 3)) return false;
+#elif MK_NN == 5
+          uint4 one[2], five[10];
+          if (!some(one, 0) || !some(five, 1)) return false;
+#else
           uint4 one[2], two[4];
           if (!some(one, 0) || !some(two, 1) || !some(two, 3) || !some(one, 5)) return false;
+#endif
 #else
           bool much = n > HELD / 2 * STRIDE;  // all SMs poll it
           if (!read(t, from, tag, v, 0, base, polls, much) || (much && !read(t, from, tag, v, HELD / 2, base, polls, false))) return false;
@@ -158,7 +169,7 @@ struct Feeder {
         if (walk.wait.seen(t.wait[i], target)) continue;
         last_wait = i;
 #if MK_TRACE
-        if (thread == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[i], target};
+        if (!(MK_TC & 2) && thread == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[i], target};
 #endif
         there = walk.wait.counter(t.wait[i], target, t.id, walk.step);
       }
@@ -194,7 +205,7 @@ struct Feeder {
     }
     if (!ONE || !works) ready(0, last_wait);
 #if MK_TRACE && MK_ROWS == 1
-    if (works && thread == 0)
+    if (!(MK_TC & 2) && works && thread == 0)
       ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[0], walk.target(t.wait_arrivals[0], t.need[0])};
 #endif
     if (!WIDE && reads_x(t.op)) {

@@ -313,7 +313,7 @@ struct Loader {
     if (!walk.has_work(t)) return true;
     jitter(b.p, b.sm * 8, t.id);
 #if MK_TRACE
-    if (b.lane == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_LOADER] = {t.id, mkviz::RUNNING, NO_COUNTER, 0};
+    if (!(MK_TC & 2) && b.lane == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_LOADER] = {t.id, mkviz::RUNNING, NO_COUNTER, 0};
 #endif
     ++walk.work;
 #if MK_ABLATE

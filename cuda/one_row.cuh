@@ -64,7 +64,11 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
   u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
   u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
   u32* held = hidden_held(b) + odd * 32 + piece * 2;
-  constexpr u32 N = 4;
+  
+#ifndef MK_GN
+#define MK_GN 8
+#endif
+  constexpr u32 N = MK_GN;
   uint4 one[1];  // a little is polled until it is there, and then the rest is read
   auto mine = [&](u32) { return odd == 0 && f0 + (piece >> 2) < parts.k16; };
   if (!read_tagged(walk, t, 0, walk.tag(t.layer), one, polls, mine, [&](u32) { return v + f0 * 8 + piece * 2; })) return false;

@@ -355,7 +355,7 @@ struct Storer {
       if (!early) ring().publish();  // what is written down from here on delays no consumer; tasks without a fence leave it to the next with one
       if (vector) alone.begin = alone.ready;
       else if (!worked) alone = {0, (u32)ptx::global_ns(), publish, publish, publish, publish, publish, mkviz::NO_WAIT, 0, 0};
-      record(t, vector || !worked ? alone : stamp_of(b, work), publish, worked ? mkviz::TASK : mkviz::SKIPPED, vector);
+      if (!(MK_TC & 4)) record(t, vector || !worked ? alone : stamp_of(b, work), publish, worked ? mkviz::TASK : mkviz::SKIPPED, vector);
 #endif
     }
     __syncwarp();
