@@ -10,7 +10,7 @@ __device__ __forceinline__ u32 page_id(Block& b, u32 row, u32 page) {
   return __ldg((const u32*)b.p.page_table + b.s.sequence[row] * b.p.table_width + page);
 }
 
-__device__ __forceinline__ const char* page_address(const Params& p, u32 id, u32 layer, u32 g, u32 value) {
+__device__ __forceinline__ const char* page_address(const Model& p, u32 id, u32 layer, u32 g, u32 value) {
   return (const char*)p.kv + (((u64)id * p.layer_count + layer) * p.kv_heads + g) * 2 * (PAGE * p.head_dim * 2) + value * (PAGE * p.head_dim * 2);
 }
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ u32* q_buffer(Block& b, const Task& t, u32 buffer, u3
 
 // Feeder: q of the row's heads of KV head g into a q buffer.  Called by all feeder threads.
 __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row, u32 buffer, u32 thread) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u32 group = p.heads / p.kv_heads, pieces = p.head_dim / 8, n = group * pieces;  // of 16 bytes
   u32* to = q_buffer(b, t, buffer, row);
   const uint4* from = (const uint4*)p.q + ((u64)row_of(t, row) * p.heads + t.c * group) * pieces;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row,
 // tile by then.
 template <typename Next, typename Put>
 __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row, Walker& walk, u32 buffer, Tile& tile, Next next_chunk, Put put) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   KeyRange r = walk.keys(t, row_of(t, row));
   u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
   u32 own_position = walk.position(row_of(t, row)), token = own_position % PAGE;  // in its page
@@ -146,7 +146,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
 #if MK_ROWS > 1
 // Storer: the split's output, or with one slot the row's attention itself.
 __device__ __forceinline__ void attention_store(Block& b, const Task& t, u32 row, const Tile& tile) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u32 lane = b.lane, group = p.heads / p.kv_heads, slots = b.layers[t.layer].splits;
   u32 h = (lane & 3) * 2;
   float sum[2] = {0, 0};
@@ -188,7 +188,7 @@ static constexpr bool HALVES = WIDE || !MK_BULK;  // registers
 static constexpr u32 MERGE_AHEAD = HALVES ? MERGE_BATCH / 2 : MERGE_BATCH;
 
 __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 position) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u32 lane = b.lane, window = b.layers[t.layer].window, d = lane * 4;
   u32 splits = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
   u64 at = ((u64)row * p.heads + t.c) * p.splits;

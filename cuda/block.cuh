@@ -23,6 +23,21 @@
 #define MK_ABLATE 0  // ablations of the loader: 1: the ring is empty before a task; 2: and the task is ready; 3: a ticket for each task
 #endif
 
+// What the launch is told, and what the kernel was compiled for: a kernel of one model (MK_HIDDEN and what goes along) has that model's
+// sizes as constants, which hide the fields; its code is an eighth shorter, and that much of a hop is instructions that are not in
+// the cache.  The kernel without them serves any model.
+struct Model : Params {
+#ifdef MK_HIDDEN
+  static constexpr u32 hidden = MK_HIDDEN, heads = MK_HEADS, kv_heads = MK_KV_HEADS, head_dim = MK_HEAD_DIM, vocab = MK_VOCAB;
+  static constexpr u32 experts = MK_ROUTED_EXPERTS, top_k = MK_TOP_K, expert_k16 = MK_EXPERT_K16, shared_k16 = MK_SHARED_K16;
+  static constexpr u32 parallel = MK_PARALLEL, centre = MK_CENTRE, interleaved = MK_INTERLEAVED, router_kind = MK_ROUTER_KIND;
+  static constexpr u32 renormalise = MK_RENORMALISE, shared_average = MK_SHARED_AVERAGE;
+#if MK_ROWS == 1
+  static constexpr u32 rows = 1;
+#endif
+#endif
+};
+
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
 static constexpr u32 MAX_ROWS = MK_ROWS, GROUPS = (MAX_ROWS + ROWS - 1) / ROWS;
 static constexpr bool ONE = MAX_ROWS == 1, WIDE = GROUPS > 1;
@@ -42,7 +57,7 @@ static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
 static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = (MK_EXPERTS + 31) / 32 * 32;
 static constexpr u32 MAX_ACTIVE = MAX_ROWS * MAX_TOP_K < MAX_EXPERTS ? MAX_ROWS * MAX_TOP_K : MAX_EXPERTS;
 // At level 1 one in so many of an SM's tasks reads the ring's fill.
-static constexpr u32 FILL_EVERY = MK_TRACE > 1 ? 1 : 4;
+static constexpr u32 FILL_EVERY = MK_TRACE > 1 ? 1 : 16;
 static constexpr u32 STAMPS = 64;     // tasks whose stamps are kept: more than can be in flight between loader and storer
 
 enum Role : u32 { ROLE_LOADER, ROLE_FEEDER, ROLE_MATH, ROLE_STORER };
@@ -116,7 +131,7 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
 };
 
 struct Block {
-  const Params& p;
+  const Model& p;
   Shared& s;
   char* ring;    // stages x CHUNK
   u32* x;        // resident activations: bf16 pairs, [rows][x_stride]; none where WIDE
@@ -174,7 +189,7 @@ __device__ __noinline__ bool wait_barrier(u32 at, u32 parity, u32 role, u32 task
 }
 
 struct Waiter {
-  const Params& p;
+  const Model& p;
   u32 role;
 
   // Until the counter has reached the target (signed difference, so a wrap does not matter).  False: the launch is given up.
@@ -229,10 +244,7 @@ struct Walker {
   u32 entered = 0;       // those of this step
   u32 meetings = 0;      // times that the role's warps have met
   u32 ahead, turn = 0;   // this lane's word of the next task; where this one is kept
-#ifndef MK_LOOK
-#define MK_LOOK (MK_ROWS <= 8 ? 2 : 1)
-#endif
-  u32 beyond;            // of the one behind that
+  u32 beyond;            // its word of the one behind that
 
   __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
 
@@ -259,7 +271,7 @@ struct Walker {
   // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
   // from global memory would be fetched anew after each wait; and the words of the next task are under way while this one is done.
   __device__ __forceinline__ const Task& task(u32 i) {
-    if (MK_LOOK < 2) return copy(i, i == 0, [&](const Task&) { return i + 1; });
+    if (WIDE) return copy(i, i == 0, [&](const Task&) { return i + 1; });
     auto words = [&](u32 task) { return task < b.count() ? __ldg((const u32*)(b.tasks() + task) + b.lane) : 0; };
     u32 now = ahead;
     if (i == 0) now = words(0), beyond = words(1);
@@ -333,10 +345,7 @@ __device__ __forceinline__ Stamp& stamp_of(Block& b, u32 work) { return b.s.stam
 __device__ __forceinline__ void claim(Block& b, u32 work) {
   Stamp& s = stamp_of(b, work);
   if (*(volatile u32*)&s.owner == work + 1) return;
-#ifndef MK_TC
-#define MK_TC 0
-#endif
-  u32 ns = MK_TC & 1 ? 5 : (u32)ptx::global_ns(), now = ptx::cycles();
+  u32 ns = (u32)ptx::global_ns(), now = ptx::cycles();
   if (atomicExch(&s.owner, work + 1) != work + 1) s.ns = ns, s.claim = now;
 }
 
@@ -353,7 +362,7 @@ struct Place {
 
 // -- test hook: up to about 2 us of delay, drawn from the seed, the place and the time of the call
 
-__device__ __forceinline__ void jitter(const Params& p, u32 a, u32 b) {
+__device__ __forceinline__ void jitter(const Model& p, u32 a, u32 b) {
 #if MK_DELAYS
   u32 h = (p.delay_seed ^ a * 2654435761u ^ b * 40503u) * 2246822519u;
   h ^= h >> 15, h *= 3266489917u, h ^= h >> 13;

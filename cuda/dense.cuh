@@ -2,14 +2,8 @@
 #pragma once
 #include "attention.cuh"
 
-#ifndef MK_EARLY
-#define MK_EARLY 1  // trial: all of a chunk that a warp takes is under way before its first product
-#endif
-#ifndef MK_PREFETCH
-#define MK_PREFETCH 1  // trial
-#endif
-
-// Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order.
+// Math: one 16-row block times eight columns.  Warp w takes k16 fragments 4 w .. 4 w + 3 of each chunk, chunks in order; all that it
+// takes of one is asked for before the first product.
 
 template <typename Next>
 __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k16, Next next_chunk) {
@@ -19,7 +13,6 @@ __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k
 #pragma unroll 1
   for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {  // base: this warp's first fragment
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
-#if MK_EARLY
     uint4 w[4];
     uint2 v[4];
 #pragma unroll
@@ -29,11 +22,6 @@ __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[4], u32 k
     }
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) ptx::mma(c, w[i], v[i].x, v[i].y);
-#else
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-      if (base + i < k16) ptx::mma(c, a[i * 32], x[i * 8], x[i * 8 + 4]);
-#endif
     next_chunk.release();
   }
 }
@@ -113,9 +101,12 @@ __device__ __forceinline__ TileValues sum_tile(const Tile& tile, u32 lane) {
 #endif
 }
 
-__device__ __forceinline__ float bias_of(u64 bias, u32 i) { return bias ? __ldg((const float*)bias + i) : 0.f; }
+#ifndef MK_BIASES
+#define MK_BIASES 1  // 0: the model has none
+#endif
+__device__ __forceinline__ float bias_of(u64 bias, u32 i) { return MK_BIASES && bias ? __ldg((const float*)bias + i) : 0.f; }
 
-__device__ __forceinline__ const float* x_of(const Params& p, u32 layer, u32 row) {
+__device__ __forceinline__ const float* x_of(const Model& p, u32 layer, u32 row) {
   return (const float*)p.x + ((layer & 1) * MAX_ROWS + row) * (u64)p.hidden;
 }
 
@@ -127,8 +118,7 @@ __device__ __forceinline__ const float4* norm_weight(const Block& b, u32 layer, 
 // By `threads` threads, while what is to be normed is awaited: nobody has read these weights in this step, so they come from memory.
 __device__ __forceinline__ void prefetch_norm(const Block& b, u32 layer, bool second, u32 thread, u32 threads) {
   const float4* weight = norm_weight(b, layer, second);
-  if (MK_PREFETCH)
-    for (u32 line = thread; line < (b.p.hidden + 31) / 32; line += threads) ptx::prefetch(weight + line * 8);
+  for (u32 line = thread; line < (b.p.hidden + 31) / 32; line += threads) ptx::prefetch(weight + line * 8);
 }
 
 // RoPE of a pair.  Spelled out, as all sums of products are that several kernels compute: which is fused must not depend on what is
@@ -147,17 +137,17 @@ __device__ __forceinline__ float sum_of_squares(float4 d) {
 // O projection (v) and x (w).  EXPERT_UP of more than eight rows: what the expert counts for those of its columns (v).
 struct Beside { float v[4], w[4]; };
 
-__device__ __forceinline__ u32 qkv_kind(const Params& p, const Task& t) {  // 0: q, 1: k, 2: v
+__device__ __forceinline__ u32 qkv_kind(const Model& p, const Task& t) {  // 0: q, 1: k, 2: v
   return t.a < p.heads ? 0 : t.a < p.heads + p.kv_heads ? 1 : 2;
 }
 
-__device__ __forceinline__ bool reads_residual(const Params& p, u32 op) {
+__device__ __forceinline__ bool reads_residual(const Model& p, u32 op) {
   return (op == O_PROJ && !p.parallel) || op == EXPERT_DOWN || op == DENSE_DOWN;
 }
 
 // Of the tile whose first column is row `first` of the step.
 __device__ __forceinline__ Beside beside(Block& b, const Task& t, u32 block, u32 first, const Walker& walk) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u32 r = b.lane >> 2, n = first + (b.lane & 3) * 2;
   Beside e = {};
   if (t.op == QKV) {
@@ -201,7 +191,7 @@ __device__ __forceinline__ Beside beside(Block& b, const Task& t, u32 block, u32
 template <bool READY = false>
 __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Walker& walk,
                                           const Beside& e) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   const Layer& layer = b.layers[t.layer];
   u32 half = p.head_dim / 2, pair = t.b + block * 8 + y.r, kind = qkv_kind(p, t);
   u32 head = kind == 0 ? t.a : (t.a - p.heads) % p.kv_heads;
@@ -230,7 +220,7 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
 }
 
 __device__ __forceinline__ void o_proj_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Beside& e) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u64 bias = b.layers[t.layer].o_bias;
 #pragma unroll
   for (u32 j = 0; j < 4; ++j) {
@@ -252,7 +242,7 @@ __device__ __forceinline__ void router_store(Block& b, const Task& t, u32 block,
 // Rows 0-7 of the block are gate, 8-15 up.  Rows of the batch that did not choose the expert get zero, and so add nothing below.
 __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Routing& routing,
                                          const Beside& e) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   const Layer& layer = b.layers[t.layer];
   u32 k = t.a + block * 8 + y.r;
   u16* out = (u16*)(t.op == EXPERT_UP ? p.expert_hidden : t.op == SHARED_UP ? p.shared_hidden : p.dense_hidden);
@@ -285,7 +275,7 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
 
 // x of the next layer: (x + attention) + FFN.
 __device__ __forceinline__ void down_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, const Beside& e) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u64 bias = t.op == DENSE_DOWN ? b.layers[t.layer].down_bias : 0;
 #pragma unroll
   for (u32 j = 0; j < 4; ++j) {
@@ -301,7 +291,7 @@ __device__ __forceinline__ void down_store(Block& b, const Task& t, u32 block, c
 struct Best { float value[2]; u32 token[2]; };
 
 __device__ __forceinline__ void lm_head_store(Block& b, const Task& t, u32 block, const TileValues& y, u32 rows, Best& best) {
-  const Params& p = b.p;
+  const Model& p = b.p;
 #pragma unroll
   for (u32 j = 0; j < 4; ++j) {
     u32 row = y.n + (j & 1), token = t.a + block * 16 + y.r + (j >> 1) * 8;
@@ -316,7 +306,7 @@ __device__ __forceinline__ void lm_head_store(Block& b, const Task& t, u32 block
 #if MK_ROWS > 8
 // Of the task's earlier blocks, as this warp has left it, for eight rows from `first` on.
 __device__ __forceinline__ Best best_before(Block& b, const Task& t, u32 block, u32 first) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   Best best = {{0, 0}, {~0u, ~0u}};
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
@@ -330,7 +320,7 @@ __device__ __forceinline__ Best best_before(Block& b, const Task& t, u32 block, 
 
 // The best of the lanes, of eight rows from `first` on.
 __device__ __forceinline__ void lm_head_finish(Block& b, const Task& t, u32 rows, Best& best, u32 first = 0) {
-  const Params& p = b.p;
+  const Model& p = b.p;
 #pragma unroll
   for (u32 j = 0; j < 2; ++j) {
     for (u32 o = 4; o < 32; o <<= 1) {

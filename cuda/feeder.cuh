@@ -2,10 +2,6 @@
 #pragma once
 #include "one_row.cuh"
 
-#ifndef MK_KEPT
-#define MK_KEPT (MK_BULK ? 2 : 0)  // trial; registers
-#endif
-
 struct Feeder {
   static constexpr u32 STRIDE = FEEDERS * 32;
   Block& b;
@@ -33,7 +29,7 @@ struct Feeder {
   // Norm of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share the row; sums are of
   // threads, then lanes, then warps, always in the same order (as norm.cuh has it for rows of more).
   static constexpr u32 HELD = 6;  // float4 a thread holds at a time
-  static constexpr u32 KEPT = MK_KEPT;  // of the weights', before x is there
+  static constexpr u32 KEPT = MK_BULK ? 2 : 0;  // of the weights', before x is there; as registers allow
 
   __device__ __forceinline__ float together(u32 pass) const {
     float all = 0;
@@ -42,32 +38,15 @@ struct Feeder {
     return all;
   }
 
-  // Half of the thread's float4, from the first-th on.
-  __device__ __forceinline__ bool read(const Task& t, const u64* from, u32 tag, float4 (&v)[HELD], u32 first, u32 base, u32& polls, bool lightly) {
-    u32 n = b.p.hidden / 4, element = base + first * STRIDE + thread;
-    uint4 words[HELD];
-    auto mine = [&](u32 k) { return element + (k >> 1) * STRIDE < n; };
-    auto at = [&](u32 k) { return from + (element + (k >> 1) * STRIDE) * 4 + (k & 1) * 2; };
-    if (!read_tagged(walk, t, 0, tag, words, polls, mine, at, lightly)) return false;
-#pragma unroll
-    for (u32 k = 0; k < HELD / 2; ++k)
-      v[first + k] = make_float4(__uint_as_float(words[2 * k].x), __uint_as_float(words[2 * k].z), __uint_as_float(words[2 * k + 1].x),
-                                 __uint_as_float(words[2 * k + 1].z));
-    return true;
-  }
-
   __device__ __forceinline__ bool norm(const Task& t, u32 layer, bool second) {
-    const Params& p = b.p;
+    const Model& p = b.p;
     const u64* from = (const u64*)(second ? p.mid : p.x);
     const float4* weight = norm_weight(b, layer, second);
     u32 n = p.hidden / 4, warp = thread >> 5, polls = 0, tag = walk.tag(layer);
     auto weight_of = [&](u32 at) { return at < n ? __ldg(weight + at) : make_float4(0, 0, 0, 0); };
     bool loaded = false;
     float mean = 0, scale = 0;
-#ifndef MK_LATE
-#define MK_LATE 0
-#endif
-    float4 v[HELD], kept[HELD];
+    float4 v[HELD], kept[KEPT ? KEPT : 1];
 #pragma unroll
     for (u32 i = 0; i < KEPT; ++i) kept[i] = weight_of(i * STRIDE + thread);
 #pragma unroll 1
@@ -76,8 +55,7 @@ struct Feeder {
 #pragma unroll 1
       for (u32 base = 0; base < n; base += HELD * STRIDE) {
         if (!loaded) {
-#if MK_READ == 0
-          auto some = [&](auto& w, u32 first) {
+          auto some = [&](auto& w, u32 first) {  // of the thread's float4 from the first on, two accesses each
             constexpr u32 N = sizeof(w) / sizeof(w[0]);
             u32 element = base + first * STRIDE + thread;
             auto mine = [&](u32 k) { return element + (k >> 1) * STRIDE < n; };
@@ -89,33 +67,10 @@ struct Feeder {
                                          __uint_as_float(w[2 * k + 1].z));
             return true;
           };
-#ifndef MK_NN
-#define MK_NN 6
-#endif
-#if MK_NN == 6
-          uint4 three[6];
-          if (!some(three, 0) || !some(three, 3)) return false;
-#elif MK_NN == 5
-          uint4 one[2], five[10];
-          if (!some(one, 0) || !some(five, 1)) return false;
-#else
-          uint4 one[2], two[4];
+          uint4 one[2], two[4];  // all SMs poll this: a little of it, until that is there
+          static_assert(HELD == 6, "one, two, two and one");
           if (!some(one, 0) || !some(two, 1) || !some(two, 3) || !some(one, 5)) return false;
-#endif
-#else
-          bool much = n > HELD / 2 * STRIDE;  // all SMs poll it
-          if (!read(t, from, tag, v, 0, base, polls, much) || (much && !read(t, from, tag, v, HELD / 2, base, polls, false))) return false;
-#endif
-          if (pass == (p.centre ? 0 : 1)) {
-            ready(polls);
-            if (MK_LATE) {
-#pragma unroll
-              for (u32 i = KEPT; i < HELD; ++i) {
-                u32 at = i * STRIDE + thread;
-                if (at < n) kept[i] = ptx::load_now(weight + at);
-              }
-            }
-          }
+          if (pass == (p.centre ? 0 : 1)) ready(polls);
         }
         loaded = n <= HELD * STRIDE;
         if (pass < 2) {
@@ -129,7 +84,7 @@ struct Feeder {
           float4 w[HELD];
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
-            w[i] = (MK_LATE || i < KEPT) && base == 0 ? kept[i] : weight_of(base + i * STRIDE + thread);
+            w[i] = i < KEPT && base == 0 ? kept[i] : weight_of(base + i * STRIDE + thread);
           }
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
@@ -169,7 +124,7 @@ struct Feeder {
         if (walk.wait.seen(t.wait[i], target)) continue;
         last_wait = i;
 #if MK_TRACE
-        if (!(MK_TC & 2) && thread == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[i], target};
+        if (thread == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[i], target};
 #endif
         there = walk.wait.counter(t.wait[i], target, t.id, walk.step);
       }
@@ -205,7 +160,7 @@ struct Feeder {
     }
     if (!ONE || !works) ready(0, last_wait);
 #if MK_TRACE && MK_ROWS == 1
-    if (!(MK_TC & 2) && works && thread == 0)
+    if (works && thread == 0)
       ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[0], walk.target(t.wait_arrivals[0], t.need[0])};
 #endif
     if (!WIDE && reads_x(t.op)) {

@@ -20,7 +20,7 @@ struct Head {
   __device__ __forceinline__ float4* held(u32 group) const { return scratch + group * ((HEAD_BLOCKS + 1) * 32); }
 
   __device__ __forceinline__ void add(u32 block, u32 group, const TileValues& y, const Walker& walk) {
-    const Params& p = b.p;
+    const Model& p = b.p;
     const Layer& layer = b.layers[t.layer];
     float4* to = held(group);
     if (WIDE) {

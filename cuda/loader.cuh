@@ -4,54 +4,8 @@
 #include "dense.cuh"
 #include "routing.cuh"
 
-#ifndef MK_WARM
-#define MK_WARM 1  // trial
-#endif
 #if MK_ROWS > 8
 #include "wide.cuh"
-#endif
-
-#ifndef MK_FAR
-#define MK_FAR 0  // chunks beyond the ring that are fetched into L2 while it is full
-#endif
-#ifndef MK_FARR
-#define MK_FARR 0  // of them while routing is awaited
-#endif
-
-#if MK_FAR
-// Weights that lie beyond the ring: while it is full they come as far as the L2 cache.
-struct Beyond {
-  u32 task = 0, at = 0;  // the next chunk
-  u32 ahead = 0;         // fetched, and not yet on its way into the ring
-  u32 word = 0;          // the lane's of the task
-  bool there = false;
-
-  static __device__ __forceinline__ bool concerns(u32 op) {
-    return op == QKV || op == O_PROJ || op == ROUTER || op == SHARED_UP || op == DENSE_UP || op == DENSE_DOWN || op == LM_HEAD;
-  }
-
-  // The loader brings chunk `c` of task `i`.
-  __device__ __forceinline__ void pass(u32 i, u32 c) {
-    if (i < task || (i == task && c < at)) { --ahead; return; }
-    if (i != task) there = false;
-    task = i, at = c + 1;
-  }
-
-  __device__ __forceinline__ bool fetch(const Block& b) {
-    for (; task < b.count(); ++task, at = 0, there = false) {
-      if (!there) word = __ldg((const u32*)(b.tasks() + task) + b.lane), there = true;
-      auto field = [&](u32 i) { return __shfl_sync(~0u, word, i); };
-      u32 k16 = field(9), chunks = (k16 + CHUNK_K16 - 1) / CHUNK_K16;
-      if (!concerns(field(1)) || at >= field(10) * chunks) continue;
-      u32 block = at / chunks, k = (at - block * chunks) * CHUNK_K16;
-      const char* from = (const char*)((u64)field(13) << 32 | field(12)) + ((u64)block * k16 + k) * FRAGMENT;
-      ptx::prefetch_chunk(from, min(CHUNK_K16, k16 - k) * FRAGMENT, b.lane);
-      ++at, ++ahead;
-      return true;
-    }
-    return false;
-  }
-};
 #endif
 
 struct Loader {
@@ -62,17 +16,7 @@ struct Loader {
 
   __device__ __forceinline__ explicit Loader(Block& block) : b(block), walk(block, ROLE_LOADER) {}
 
-#if MK_FAR
-  Beyond beyond;
-  u32 index = 0, chunk_of_task = 0;
-#endif
-
   __device__ __forceinline__ bool chunk(const void* from, u32 bytes, const Task& t) {
-#if MK_FAR
-    if (Beyond::concerns(t.op)) beyond.pass(index, chunk_of_task++);
-    while (beyond.ahead < MK_FAR && __ballot_sync(~0u, ptx::phase_over_now(ptx::shared_address(&b.s.empty[place.stage]), place.phase ^ 1)) != ~0u)
-      if (!beyond.fetch(b)) break;
-#endif
     if (!walk.wait.barrier(b.s.empty[place.stage], place.phase ^ 1, t.id, walk.step)) return false;
     ptx::load_chunk(ptx::shared_address(b.ring + place.stage * CHUNK), from, bytes, ptx::shared_address(&b.s.full[place.stage]), b.lane);
     place.next(b.p.stages), ++issued;
@@ -144,25 +88,19 @@ struct Loader {
   // The rows' experts: with one row from the router's logits, by this SM for itself; else from what TOP_K tasks have written.
   __device__ __forceinline__ bool route(const Task& t) {
     Routing& r = b.s.routing[walk.ordinal & 1];
-    const Params& p = b.p;
+    const Model& p = b.p;
     u32 lane = b.lane, used[MAX_EXPERTS / 32] = {}, count = 0;
     auto put = [&](u32 row, u32 k, u32 expert, float weight) { r.chosen[row][k] = expert, r.weight[row][k] = weight; };
 #if MK_ROWS == 1
-    // Once for nothing: what is waited for is then met by instructions that are in the cache.
-#pragma unroll 1
-    for (u32 awaited = MK_WARM ? 0 : 1; awaited < 2; ++awaited) {
-      float logits[MAX_EXPERTS / 32] = {};
-      if (awaited) {
-        uint2 words[MAX_EXPERTS / 32];
-        u32 polls = 0;
-        auto mine = [&](u32 q) { return q * 32 + lane < p.experts; };
-        auto at = [&](u32 q) { return (const u64*)p.router_logits + q * 32 + lane; };
-        if (!read_tagged(walk, t, t.waits - 1, walk.tag(t.layer), words, polls, mine, at)) return false;
+    float logits[MAX_EXPERTS / 32];
+    uint2 words[MAX_EXPERTS / 32];
+    u32 polls = 0;
+    auto mine = [&](u32 q) { return q * 32 + lane < p.experts; };
+    auto at = [&](u32 q) { return (const u64*)p.router_logits + q * 32 + lane; };
+    if (!read_tagged(walk, t, t.waits - 1, walk.tag(t.layer), words, polls, mine, at)) return false;
 #pragma unroll
-        for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) logits[q] = mine(q) ? __uint_as_float(words[q].x) : NEG_INF, used[q] = 0;
-      }
-      route_row(p, logits, lane, used, [&](u32 k, u32 expert, float weight) { put(0, k, expert, weight); });
-    }
+    for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) logits[q] = mine(q) ? __uint_as_float(words[q].x) : NEG_INF;
+    route_row(p, logits, lane, used, [&](u32 k, u32 expert, float weight) { put(0, k, expert, weight); });
 #else
     constexpr u32 N = MAX_ROWS * MAX_TOP_K / 32;
     u32 expert[N];
@@ -194,7 +132,7 @@ struct Loader {
   template <typename Take>
   __device__ __forceinline__ void each_choice(Take take) const {
     constexpr u32 AT_ONCE = 4, PIECES = MAX_TOP_K / 4;  // reads under way; of four experts each
-    const Params& p = b.p;
+    const Model& p = b.p;
 #pragma unroll 1
     for (u32 first = b.lane; first < p.rows * PIECES; first += 32 * AT_ONCE) {
       uint4 v[AT_ONCE];
@@ -305,15 +243,11 @@ struct Loader {
 
   __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
-#if MK_FARR
-    if (walk.entered != t.routed)
-      for (u32 n = 0; n < MK_FARR && beyond.fetch(b); ++n) {}
-#endif
     if (walk.enter_routed(t.routed) && !routing(t)) return false;
     if (!walk.has_work(t)) return true;
     jitter(b.p, b.sm * 8, t.id);
 #if MK_TRACE
-    if (!(MK_TC & 2) && b.lane == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_LOADER] = {t.id, mkviz::RUNNING, NO_COUNTER, 0};
+    if (b.lane == 0) ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_LOADER] = {t.id, mkviz::RUNNING, NO_COUNTER, 0};
 #endif
     ++walk.work;
 #if MK_ABLATE
@@ -334,15 +268,8 @@ struct Loader {
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       if (walk.step) ptx::fence_copy_engine();  // for pages that the steps before wrote
-#if MK_FAR
-      beyond = Beyond();
-#endif
-      for (u32 i = 0; i < b.count(); ++i) {
-#if MK_FAR
-        index = i, chunk_of_task = 0;
-#endif
+      for (u32 i = 0; i < b.count(); ++i)
         if (!task(walk.task(i))) return;
-      }
     }
   }
 

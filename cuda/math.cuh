@@ -15,9 +15,6 @@ struct Math {
   u32 tiles = 0;   // finished tiles of each storer, four counts of 8 bits
   u32 q_next = 0, last = 0;
   bool failed = false;
-#ifndef MK_TEAMS
-#define MK_TEAMS 1
-#endif
 #define TEAMS (MK_ROWS == 1)
 #if TEAMS
   // Two teams of four warps take turns at the row blocks of what reads the normed residual, so that what lies between two blocks costs one
@@ -29,7 +26,7 @@ struct Math {
   // Whether what lies ahead is told by one bit of a barrier's phase: of what the other team takes, only the last block before may be
   // unfinished, and the ring has room for that and this.
   __device__ __forceinline__ bool in_teams(const Task& t) const {
-    return MK_TEAMS == 1 && reads_x(t.op) && 2 * ((t.k16 + CHUNK_K16 - 1) / CHUNK_K16) <= b.p.stages;
+    return reads_x(t.op) && 2 * ((t.k16 + CHUNK_K16 - 1) / CHUNK_K16) <= b.p.stages;
   }
 
   // Until the other team has finished its share of the first `n` blocks.
@@ -105,12 +102,11 @@ struct Math {
 
   // The task is ready.  Await its first chunk, as its first product will once more.
   __device__ __forceinline__ bool begin(const Task& t) {
-    if (MK_TC & 8) return true;
     u32 first = ptx::shared_address(&b.s.full[place.stage]);
     bool late = __ballot_sync(~0u, ptx::phase_over_now(first, place.phase)) != ~0u;  // all lanes go the same way
     if (late && !wait_barrier(first, place.phase, ROLE_MATH, t.id, walk.step)) return false;
     u32 now = ptx::cycles(), landed = 0;
-    if (!(MK_TC & 16) && (walk.work & (FILL_EVERY - 1)) == 0) landed = stages_landed();
+    if ((walk.work & (FILL_EVERY - 1)) == 0) landed = stages_landed();
     Stamp& s = stamp_of(b, walk.work);
     if (b.lane == 0) s.begin = now, s.landed = landed, s.late = late;
     return true;
@@ -162,7 +158,7 @@ struct Math {
   // with what was there.
   __device__ __forceinline__ bool norm(const Task& t) {
     if (!b.s.fresh[walk.work % SLOTS]) return true;
-    const Params& p = b.p;
+    const Model& p = b.p;
     bool second = !p.parallel && t.op != QKV && t.op != LM_HEAD;
     u32 layer = t.op == LM_HEAD ? p.layer_count : t.layer;
     static_assert(MATH_WARPS >= ROWS, "a warp for each row");
@@ -337,7 +333,7 @@ struct Math {
     if (!walk.has_work(t)) return true;
 #if TEAMS
     if (in_teams(t)) return shared_task(t);
-    if (MK_TEAMS == 1 && !other_team(units, t)) return false;
+    if (!other_team(units, t)) return false;
 #endif
     if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);

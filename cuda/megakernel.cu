@@ -19,7 +19,8 @@ __device__ __forceinline__ void init_barriers(Shared& s, u32 stages) {
 static_assert((sizeof(Shared) + 127) / 128 * 128 <= MK_FIXED_SHARED, "the host reserves less than the fixed part takes");
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid_constant__ Params params) {
+  const Model& p = (const Model&)params;
   Shared& s = shared_block();
   char* ring = block_memory + (sizeof(Shared) + 127) / 128 * 128;
   u32* q = (u32*)(ring + p.stages * CHUNK);

@@ -50,7 +50,7 @@ struct RowNorm {
 
   // put(k, first, second): elements k .. k + 3 of the normed row, as bf16 pairs.
   template <typename Put>
-  __device__ __forceinline__ void run(const Params& p, Put put) {
+  __device__ __forceinline__ void run(const Model& p, Put put) {
     if (WHOLE) load(0);
     float mean = p.centre ? sum(false, 0) / p.hidden : 0, scale = rsqrtf(sum(true, mean) / p.hidden + p.eps);
     each([&](u32 at, u32, float4 u) {
@@ -64,7 +64,7 @@ struct RowNorm {
 // Of row `row` of x, into the resident activations or as B fragments.
 #if MK_ROWS > 8
 template <bool WHOLE>
-__device__ __forceinline__ void norm_row(const Params& p, const float* x, const float4* weight, u32 row, u32 lane) {
+__device__ __forceinline__ void norm_row(const Model& p, const float* x, const float4* weight, u32 row, u32 lane) {
   RowNorm<WHOLE> norm = {(const float4*)x, weight, p.hidden / 4, lane};
   norm.run(p, [&](u32 k, u32 first, u32 second) {
     u16* to = (u16*)p.normed;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void norm_row(const Params& p, const float* x, const 
 }
 #else
 template <bool WHOLE>
-__device__ __forceinline__ void norm_row(const Params& p, const float* x, const float4* weight, u32* to, u32 lane) {
+__device__ __forceinline__ void norm_row(const Model& p, const float* x, const float4* weight, u32* to, u32 lane) {
   RowNorm<WHOLE> norm = {(const float4*)x, weight, p.hidden / 4, lane};
   norm.run(p, [&](u32 k, u32 first, u32 second) { *(uint2*)(to + k / 2) = make_uint2(first, second); });
 }
@@ -81,7 +81,7 @@ __device__ __forceinline__ void norm_row(const Params& p, const float* x, const 
 
 template <typename To>
 __device__ __forceinline__ void norm_row(Block& b, u32 layer, bool second, u32 row, To to) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   const float4* weight = norm_weight(b, layer, second);
   const float* x = second ? (const float*)p.mid + row * (u64)p.hidden : x_of(p, layer, row);
   if (MK_HOLDS_ROW && p.hidden <= RowNorm<true>::HELD * 128) norm_row<true>(p, x, weight, to, b.lane);

@@ -12,13 +12,12 @@ namespace one {
 // feeders bring while math is at the experts; and a hidden layer, which math brings when it needs it, each warp for itself: 32 words for
 // each chunk of weights, of its own four fragments.
 __device__ __forceinline__ u32* heads_held(const Block& b) { return b.q + 2 * TASK_ROWS * ROWS * b.q_stride; }
-__device__ __forceinline__ u32 heads_words(const Params& p) { return p.heads * p.head_dim / 2; }
+__device__ __forceinline__ u32 heads_words(const Model& p) { return p.heads * p.head_dim / 2; }
 __device__ __forceinline__ u32* hidden_held(const Block& b) {
   return heads_held(b) + heads_words(b.p) + b.warp * ((b.p.held - heads_words(b.p)) / MATH_WARPS);
 }
 
-// Feeders: the heads.
-#if MK_READ == 0
+// Feeders: the heads.  They are awaited for long, so by one access a thread.
 __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walker& walk, u32 thread, u32& polls) {
   constexpr u32 STRIDE = FEEDERS * 32;
   u32 n = heads_words(b.p) / 2;
@@ -39,36 +38,14 @@ __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walk
     if (!some(more, first)) return false;
   return true;
 }
-#else
-__device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walker& walk, u32 thread, u32& polls) {
-  constexpr u32 STRIDE = FEEDERS * 32, N = 6;
-  u32 n = heads_words(b.p) / 2;
-#pragma unroll 1
-  for (u32 first = thread; first - thread < n; first += N * STRIDE) {
-    uint4 words[N];
-    auto mine = [&](u32 i) { return first + i * STRIDE < n; };
-    auto at = [&](u32 i) { return (const u64*)b.p.attention + (first + i * STRIDE) * 2; };
-    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, mine, at, n > 2 * STRIDE)) return false;
-#pragma unroll
-    for (u32 i = 0; i < N; ++i)
-      if (mine(i)) *(uint2*)(heads_held(b) + (first + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
-  }
-  return true;
-}
-#endif
 
 // Math: a hidden layer, two words a lane at a time.  `v` has the parts, `w` the tail.
-#if MK_READ == 0
 __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& walk, const u64* v, const u64* w, const Parts& parts, u32& polls) {
   u32 piece = b.lane & 15, chunks = (parts.k16 + CHUNK_K16 - 1) / CHUNK_K16, f0 = b.warp * 4;
   u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
   u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
   u32* held = hidden_held(b) + odd * 32 + piece * 2;
-  
-#ifndef MK_GN
-#define MK_GN 8
-#endif
-  constexpr u32 N = MK_GN;
+  constexpr u32 N = 4;
   uint4 one[1];  // a little is polled until it is there, and then the rest is read
   auto mine = [&](u32) { return odd == 0 && f0 + (piece >> 2) < parts.k16; };
   if (!read_tagged(walk, t, 0, walk.tag(t.layer), one, polls, mine, [&](u32) { return v + f0 * 8 + piece * 2; })) return false;
@@ -91,67 +68,40 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
   __syncwarp();
   return true;
 }
-#else
-__device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& walk, const u64* v, const u64* w, const Parts& parts, u32& polls) {
-  u32 piece = b.lane & 15, chunks = (parts.k16 + CHUNK_K16 - 1) / CHUNK_K16, f0 = b.warp * 4;
-  u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
-  u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
-  u32* held = hidden_held(b) + odd * 32 + piece * 2;
-  constexpr u32 N = 8;
-#pragma unroll 1
-  for (u32 first = 0; first < n; first += 2 * N) {
-    uint4 words[N];
-    const u64* from[N];
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-      u32 chunk = first + i * 2 + odd, part = min(chunk / chunks, parts.parts), k = (chunk - part * chunks) * CHUNK_K16 + f0;
-      bool mine = chunk < n && k + (piece >> 2) < (part < parts.parts ? parts.k16 : parts.tail);
-      from[i] = mine ? (part < parts.parts ? v + part * parts.k16 * 8 : w) + k * 8 + piece * 2 : nullptr;
-    }
-    auto mine = [&](u32 i) { return from[i] != nullptr; };
-    if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, mine, [&](u32 i) { return from[i]; }, first == 0 && n > N)) return false;
-#pragma unroll
-    for (u32 i = 0; i < N; ++i)
-      if (from[i]) *(uint2*)(held + (first + i * 2) * 32) = make_uint2(words[i].x, words[i].z);
-  }
-  __syncwarp();
-  return true;
-}
-#endif
 
 // Math: a row block by all eight warps (SUMS 1), four fragments of a chunk each; or by a team of four, eight fragments each, into the
 // two sums that two of eight warps would have.
 template <u32 SUMS, typename Next>
 __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[SUMS][4], u32 k16, Next next_chunk) {
-  constexpr u32 N = SUMS * 4;
+  constexpr u32 N = SUMS * 4, AT_ONCE = MK_BULK ? N : 4;  // below sm_90 there are no registers to spare
   u32 lane = b.lane, f0 = (b.warp & (CHUNK_K16 / N - 1)) * N;
   const u32* x = b.x + (lane & 3) * 2 + f0 * 8;  // as B fragments; columns beyond the first compute what nobody reads
 #pragma unroll 1
   for (u32 base = f0; base < k16 + f0; base += CHUNK_K16, x += CHUNK_K16 * 8) {
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
-    uint4 w[N];
-    uint2 v[N];
-    if (base + N <= k16) {
 #pragma unroll
-      for (u32 i = 0; i < N; ++i) w[i] = a[i * 32], v[i] = *(const uint2*)(x + i * 8);
-    } else {
+    for (u32 half = 0; half < N; half += AT_ONCE) {
+      uint4 w[AT_ONCE];
+      uint2 v[AT_ONCE];
+      if (base + N <= k16) {
 #pragma unroll
-      for (u32 i = 0; i < N; ++i) {
-        bool mine = base + i < k16;
-        w[i] = mine ? a[i * 32] : make_uint4(0, 0, 0, 0), v[i] = mine ? *(const uint2*)(x + i * 8) : make_uint2(0, 0);
+        for (u32 i = 0; i < AT_ONCE; ++i) w[i] = a[(half + i) * 32], v[i] = *(const uint2*)(x + (half + i) * 8);
+      } else {
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+          bool mine = base + half + i < k16;
+          w[i] = mine ? a[(half + i) * 32] : make_uint4(0, 0, 0, 0), v[i] = mine ? *(const uint2*)(x + (half + i) * 8) : make_uint2(0, 0);
+        }
       }
+#pragma unroll
+      for (u32 i = 0; i < 4; ++i)
+#pragma unroll
+        for (u32 s = 0; s < AT_ONCE / 4; ++s) ptx::mma(c[half / 4 + s], w[s * 4 + i], v[s * 4 + i].x, v[s * 4 + i].y);
     }
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i)
-#pragma unroll
-      for (u32 s = 0; s < SUMS; ++s) ptx::mma(c[s], w[s * 4 + i], v[s * 4 + i].x, v[s * 4 + i].y);
     next_chunk.release();
   }
 }
 
-#ifndef MK_PAIR
-#define MK_PAIR 1
-#endif
 template <typename Next>
 __device__ __forceinline__ void multiply(Block& b, float (&c)[4], bool heads, Parts parts, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4, of_chunk = heads ? CHUNK_K16 * 8 : 32;
@@ -175,8 +125,7 @@ __device__ __forceinline__ void multiply(Block& b, float (&c)[4], bool heads, Pa
   for (u32 n = parts.next(); n; n = parts.next()) {
     Operands first;
     read(first, n);
-#if MK_PAIR
-    if ((n = parts.next()) != 0) {
+    if (MK_BULK && (n = parts.next()) != 0) {
       Operands second;
       next_chunk.release_later();
       read(second, n);
@@ -186,9 +135,6 @@ __device__ __forceinline__ void multiply(Block& b, float (&c)[4], bool heads, Pa
     } else {
       take(first);
     }
-#else
-    take(first);
-#endif
     next_chunk.release();
     if (n == 0) return;
   }
@@ -200,7 +146,7 @@ __device__ __forceinline__ void put(u64* vector, u32 at, float v, u32 tag) { ptx
 
 // What a tile's last step reads: see dense.cuh.
 __device__ __forceinline__ bool beside(Block& b, const Task& t, u32 block, const Walker& walk, Beside& e) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   e = {};
   u32 r = b.lane >> 2;
   if (t.op == QKV) {
@@ -227,7 +173,7 @@ __device__ __forceinline__ bool beside(Block& b, const Task& t, u32 block, const
 // READY: bias and RoPE are already there.
 template <bool READY = false>
 __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, const TileValues& y, const Walker& walk, const Beside& e) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   const Layer& layer = b.layers[t.layer];
   u32 half = p.head_dim / 2, pair = t.b + block * 8 + y.r, kind = qkv_kind(p, t);
   u32 head = kind == 0 ? t.a : (t.a - p.heads) % p.kv_heads;
@@ -258,7 +204,7 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
 }
 
 __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, const TileValues& y, const Routing& routing, u32 tag) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   const Layer& layer = b.layers[t.layer];
   u32 k = t.a + block * 8 + y.r;
   u64* out = (u64*)(t.op == EXPERT_UP ? p.expert_hidden : t.op == SHARED_UP ? p.shared_hidden : p.dense_hidden);
@@ -273,7 +219,7 @@ __device__ __forceinline__ void up_store(Block& b, const Task& t, u32 block, con
 
 // O_PROJ, *_DOWN and ROUTER: a float a row.
 __device__ __forceinline__ void row_store(Block& b, const Task& t, u32 block, const TileValues& y, const Walker& walk, const Beside& e) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   const Layer& layer = b.layers[t.layer];
   if (b.lane & 3) return;
 #pragma unroll
@@ -298,7 +244,7 @@ __device__ __forceinline__ void row_store(Block& b, const Task& t, u32 block, co
 
 // Feeder: q of the heads of the KV head, and where the split has the step's own token, its key and value.
 __device__ __forceinline__ bool attention_feed(Block& b, const Task& t, const Walker& walk, u32 buffer, u32 thread, u32& polls) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u32 group = p.heads / p.kv_heads, words = p.head_dim / 2, n = group * words / 2;
   u32* to = b.q + buffer * ROWS * b.q_stride;
   const u64* from = (const u64*)p.q + t.c * group * words;
@@ -322,7 +268,7 @@ __device__ __forceinline__ bool attention_feed(Block& b, const Task& t, const Wa
 // Math: as attention_store, but each warp stores its own rows of the output: a storer alone would take eight times as long, and
 // everybody waits for it.
 __device__ __forceinline__ void attention_store(Block& b, const Task& t, const Tile& tile, const float (&c)[4], u32 tag) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u32 lane = b.lane, group = p.heads / p.kv_heads, slots = b.layers[t.layer].splits, r = lane >> 2, h = (lane & 3) * 2;
   float2 sum = make_float2(0, 0);
 #pragma unroll
@@ -357,7 +303,7 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
 // Storer: as merge, of 32 elements of a head, one a lane.  `ready()`: all is there.
 template <typename Ready>
 __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& walk, u32& polls, Ready ready) {
-  const Params& p = b.p;
+  const Model& p = b.p;
   u32 lane = b.lane, position = walk.position(0), window = b.layers[t.layer].window, d = t.d * 32 + lane, tag = walk.tag(t.layer);
   u32 splits = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
   u64 at = (u64)t.c * p.splits;
@@ -372,7 +318,7 @@ __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& wal
     bool reads_ends = in_ends == 0 && lane < min(2 * MERGE_BATCH, splits - base);
     auto mine = [&](u32 i) { return i < MERGE_BATCH ? i < n && works : reads_ends; };
     auto at = [&](u32 i) { return i < MERGE_BATCH ? out + (base + i) * p.head_dim : ends_of + base * 2 + (i - MERGE_BATCH); };
-    if (!read_tagged(walk, t, 0, tag, v, polls, mine, at, true)) return false;
+    if (!read_tagged(walk, t, 0, tag, v, polls, mine, at)) return false;
     if (in_ends == 0) ends = make_uint4(v[MERGE_BATCH].x, 0, v[MERGE_BATCH + 1].x, 0);
     float top = __uint_as_float(__shfl_sync(~0u, ends.x, (lane + in_ends) & 31)), sum = __uint_as_float(__shfl_sync(~0u, ends.z, (lane + in_ends) & 31));
     float last = peak;

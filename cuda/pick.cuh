@@ -64,7 +64,7 @@ __device__ __forceinline__ void tell(Told& to, u32 n, ulonglong2* own, u32 count
   }
 }
 
-__device__ __noinline__ u64 sum_of_tiles(const Params& p, u32 row, u32 lane) {
+__device__ __noinline__ u64 sum_of_tiles(const Model& p, u32 row, u32 lane) {
   const u64* sums = (const u64*)p.tile_sums + (u64)row * p.head_tiles;
   u64 all = 0;
 #pragma unroll 4
@@ -73,7 +73,7 @@ __device__ __noinline__ u64 sum_of_tiles(const Params& p, u32 row, u32 lane) {
 }
 
 // Nothing is cut off: by the tiles' weights, then by those inside a tile.
-__device__ __noinline__ u32 draw_from_all(const Params& p, u32 row, const Sampling& how, u64 random, float top, u32 lane) {
+__device__ __noinline__ u32 draw_from_all(const Model& p, u32 row, const Sampling& how, u64 random, float top, u32 lane) {
   const u64* sums = (const u64*)p.tile_sums + (u64)row * p.head_tiles;
   u64 r = __umul64hi(random, sum_of_tiles(p, row, lane)), floor = how.min_weight;
   float temperature = how.temperature;
@@ -87,7 +87,7 @@ __device__ __noinline__ u32 draw_from_all(const Params& p, u32 row, const Sampli
 }
 
 // By top_k, top_p and min_p from the candidates; LEFT_TO_HOST where there may be tokens beyond them that count.
-__device__ __noinline__ u32 draw_from_cut(const Params& p, u32 row, const Sampling& how, u64 random, const ulonglong2* own,
+__device__ __noinline__ u32 draw_from_cut(const Model& p, u32 row, const Sampling& how, u64 random, const ulonglong2* own,
                                              u32 count, u32 lane) {
   u64 least = 0, weighty = sum(own, count, 0, 1, ~0u, true, lane);
   bool complete = weighty < count || count == p.vocab;  // a token of no weight is there, so all that have some are
@@ -112,7 +112,7 @@ __device__ __noinline__ u32 draw_from_cut(const Params& p, u32 row, const Sampli
 }
 
 // The token of a row whose largest logit is `top` and greedy token `greedy`; what else is asked for is told.
-__device__ __noinline__ u32 pick_row(const Params& p, u32 row, u32 position, u32 parts, float top, u32 greedy, Told& to, u32 lane) {
+__device__ __noinline__ u32 pick_row(const Model& p, u32 row, u32 position, u32 parts, float top, u32 greedy, Told& to, u32 lane) {
   const Sampling& how = ((const Sampling*)p.sampling)[row];
   if (how.mode == 0) return greedy;
   u32* cursor = (u32*)p.cursor + row;

@@ -74,20 +74,6 @@ __device__ __forceinline__ uint4 load_tagged2(const u64* p) {
   return make_uint4((u32)v, (u32)(v >> 32), (u32)w, (u32)(w >> 32));
 }
 
-// The same where `mine`, without a branch; else v stays.
-__device__ __forceinline__ void load_tagged_if(uint2& v, const u64* p, bool mine) {
-  u64 w = (u64)v.y << 32 | v.x;
-  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.relaxed.gpu.global.u64 %0, [%1]; }" : "+l"(w) : "l"(p), "r"((u32)mine) : "memory");
-  v = make_uint2((u32)w, (u32)(w >> 32));
-}
-
-__device__ __forceinline__ void load_tagged_if(uint4& v, const u64* p, bool mine) {
-  u64 x = (u64)v.y << 32 | v.x, y = (u64)v.w << 32 | v.z;
-  asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2]; }"
-               : "+l"(x), "+l"(y) : "l"(p), "r"((u32)mine) : "memory");
-  v = make_uint4((u32)x, (u32)(x >> 32), (u32)y, (u32)(y >> 32));
-}
-
 // -- timers.  Volatile keeps them in order with the barriers, fences and products around them; a memory clobber would in addition
 // make every read of a task's fields after them a load.
 
@@ -176,25 +162,6 @@ __device__ __forceinline__ void load_chunk(u32 to, const void* from, u32 bytes, 
 
 // Has the cache line fetched into L2, without waiting for it.
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
-// The same of a chunk.  Called by a whole warp.
-__device__ __forceinline__ void prefetch_chunk(const void* from, u32 bytes, u32 lane) {
-#ifndef MK_FARK
-#define MK_FARK 0
-#endif
-#if MK_BULK && !MK_FARK
-  if (lane == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#else
-  for (u32 at = lane * 128; at < bytes; at += 4096) prefetch((const char*)from + at);
-#endif
-}
-
-// A read of what nobody writes, not later than here.
-__device__ __forceinline__ float4 load_now(const float4* p) {
-  float4 v;
-  asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
-  return v;
-}
 
 // Orders ordinary accesses against those of the bulk copy engine, for global memory that one writes and the other reads.
 __device__ __forceinline__ void fence_copy_engine() {

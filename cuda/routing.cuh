@@ -2,7 +2,7 @@
 #pragma once
 #include "block.cuh"
 
-__device__ __forceinline__ void load_logits(const Params& p, u32 row, u32 lane, float (&v)[MAX_EXPERTS / 32]) {
+__device__ __forceinline__ void load_logits(const Model& p, u32 row, u32 lane, float (&v)[MAX_EXPERTS / 32]) {
   const float* logits = (const float*)p.router_logits + row * p.experts;
 #pragma unroll
   for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) v[q] = q * 32 + lane < p.experts ? __ldcg(logits + q * 32 + lane) : NEG_INF;
@@ -10,13 +10,9 @@ __device__ __forceinline__ void load_logits(const Params& p, u32 row, u32 lane, 
 
 // `v`: the lane's logits, of experts 32 q + lane.  `put(k, expert, weight)` for each chosen expert, k-th by id; `used`: bit `lane` of word q gets that of expert 32 q + lane.
 template <typename Put>
-__device__ __forceinline__ void route_row(const Params& p, const float (&v)[MAX_EXPERTS / 32], u32 lane, u32 (&used)[MAX_EXPERTS / 32], Put put) {
+__device__ __forceinline__ void route_row(const Model& p, const float (&v)[MAX_EXPERTS / 32], u32 lane, u32 (&used)[MAX_EXPERTS / 32], Put put) {
   float first = 0;
   u32 taken = 0;  // bit q: this lane's expert 32 q + lane is chosen
-#ifndef MK_SORT
-#define MK_SORT 1
-#endif
-#if MK_SORT
   constexpr u32 Q = MAX_EXPERTS / 32;
   u32 keys[Q], names = 0;  // the lane's, falling; of equals the lower expert first; 0: none.  names: q of each, four bits
 #pragma unroll
@@ -45,20 +41,6 @@ __device__ __forceinline__ void route_row(const Params& p, const float (&v)[MAX_
       keys[Q - 1] = 0;
     }
   }
-#else
-#pragma unroll 1
-  for (u32 k = 0; k < p.top_k; ++k) {
-    float best = NEG_INF;
-    u32 index = 0xffff;
-#pragma unroll
-    for (u32 q = 0; q < MAX_EXPERTS / 32; ++q)
-      if (q * 32 + lane < p.experts && !(taken >> q & 1) && (index == 0xffff || v[q] > best)) best = v[q], index = q * 32 + lane;
-    u32 bits = __float_as_uint(best), key = index == 0xffff ? 0 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    u32 top = __reduce_max_sync(~0u, key), winner = __reduce_min_sync(~0u, key == top ? index : 0xffffu);
-    if (k == 0) first = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
-    if (winner == index) taken |= 1u << (index >> 5);
-  }
-#endif
   float total = 0;  // of exponentials over the chosen, or over all experts
   if (p.router_kind) {
 #pragma unroll

@@ -3,7 +3,7 @@
 #include "norm.cuh"
 #include "routing.cuh"
 
-__device__ __noinline__ void top_k_row(const Params& p, u32 row, u32 lane) {
+__device__ __noinline__ void top_k_row(const Model& p, u32 row, u32 lane) {
   u32 used[MAX_EXPERTS / 32] = {};
   float logits[MAX_EXPERTS / 32];
   load_logits(p, row, lane, logits);

@@ -96,7 +96,7 @@ __device__ __forceinline__ u32 find(u32 n, u64& r, u32 lane, Weight weight) {
 
 // Keys of the row's largest logit (high word) and of the least candidate: at least `want` tokens have one as large, or all are
 // candidates, where there are not so many groups or there is room for all.
-__device__ __noinline__ u64 threshold(const Params& p, u32 row, const Sampling& how, u32 lane) {
+__device__ __noinline__ u64 threshold(const Model& p, u32 row, const Sampling& how, u32 lane) {
   const float* tops = (const float*)p.tile_max + (u64)row * p.head_tiles;
   u32 key[GROUP_LANES] = {}, top = 0;
 #pragma unroll 1
@@ -130,7 +130,7 @@ __device__ __noinline__ u64 threshold(const Params& p, u32 row, const Sampling& 
 static constexpr u32 AHEAD = 6;  // reads under way
 
 // One part of a row's vocabulary: every `parts`-th tile of the LM head.  False: the row asks for nothing but the greedy token.
-__device__ __noinline__ bool sample(const Params& p, u32 row, u32 part, u32 parts, u32 lane) {
+__device__ __noinline__ bool sample(const Model& p, u32 row, u32 part, u32 parts, u32 lane) {
   const Sampling& how = ((const Sampling*)p.sampling)[row];
   if (how.mode == 0) return false;
   u64 keys = threshold(p, row, how, lane);

@@ -47,7 +47,7 @@ struct Storer {
   static constexpr u32 AT_ONCE = MK_SAMPLING ? 8 : 16;  // reads under way together, each about a microsecond; as registers allow
 
   __device__ __forceinline__ void embed(const Task& t) {
-    const Params& p = b.p;
+    const Model& p = b.p;
     for (u32 row = t.a; row < min(t.b, p.rows); ++row) {
       u32 token = __ldcg((const u32*)p.token + row);
       float2* x = (float2*)x_of(p, 0, row);
@@ -69,7 +69,7 @@ struct Storer {
   }
 
   __device__ __forceinline__ void pick(const Task& t) {
-    const Params& p = b.p;
+    const Model& p = b.p;
     for (u32 row = t.a; row < min(t.b, p.rows); ++row) {
       const float* tops = (const float*)p.tile_max + row * p.head_tiles;
       float best = NEG_INF;
@@ -355,7 +355,7 @@ struct Storer {
       if (!early) ring().publish();  // what is written down from here on delays no consumer; tasks without a fence leave it to the next with one
       if (vector) alone.begin = alone.ready;
       else if (!worked) alone = {0, (u32)ptx::global_ns(), publish, publish, publish, publish, publish, mkviz::NO_WAIT, 0, 0};
-      if (!(MK_TC & 4)) record(t, vector || !worked ? alone : stamp_of(b, work), publish, worked ? mkviz::TASK : mkviz::SKIPPED, vector);
+      record(t, vector || !worked ? alone : stamp_of(b, work), publish, worked ? mkviz::TASK : mkviz::SKIPPED, vector);
 #endif
     }
     __syncwarp();

@@ -11,14 +11,10 @@ __device__ __forceinline__ bool tagged(uint4 v, u32 tag) { return v.y == tag && 
 __device__ __forceinline__ void load_tagged(uint2& v, const u64* at) { v = ptx::load_tagged(at); }
 __device__ __forceinline__ void load_tagged(uint4& v, const u64* at) { v = ptx::load_tagged2(at); }
 
-#ifndef MK_SLEEP
-#define MK_SLEEP 200  // ns between polls (trial)
-#endif
-
 // Poll once more?  Counter `wait` of the task stands for the data where a stuck launch is reported.
-__device__ __noinline__ bool poll_again(u32 polls, const Params& p, const Task& t, u32 wait, u32 role, u32 step) {
+__device__ __noinline__ bool poll_again(u32 polls, const Model& p, const Task& t, u32 wait, u32 role, u32 step) {
   const Shared& s = shared_block();
-  if (MK_SLEEP) __nanosleep(MK_SLEEP);  // polls take bandwidth from those who are still at work
+  if (p.hidden >= 1024) __nanosleep(200);  // polls take bandwidth from those who are still at work; a small model has it to spare
   if ((polls & 63) == 0 && aborted(s.abort)) return false;
   if (polls <= s.poll_budget) return true;
   u32 c = t.wait[wait], target = (p.epoch + step) * t.wait_arrivals[wait] + t.need[wait];
@@ -26,16 +22,9 @@ __device__ __noinline__ bool poll_again(u32 polls, const Params& p, const Task& 
 }
 
 // By a whole warp: N accesses a lane, of one word (uint2) or of two (uint4), all under way together, until they all have the tag.
-// mine(i): whether the lane has an i-th one; at(i): where.  `lightly`: where much is awaited for long, one access a lane is polled
-// until it is there, and only then are all read; each read of all is a trip to the L2 cache, and takes bandwidth from the weights.
-// `polls` counts.  False: the launch is given up.
-#ifndef MK_READ
-#define MK_READ 0
-#endif
+// mine(i): whether the lane has an i-th one; at(i): where.  `polls` counts.  False: the launch is given up.
 template <typename V, u32 N, typename Mine, typename At>
-__device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at,
-                                            bool lightly = false) {
-#if MK_READ == 0
+__device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at) {
   for (;;) {
     bool there = true;
 #pragma unroll
@@ -50,6 +39,7 @@ __device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u
       if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
       continue;
     }
+    // Many: one that was not there is polled until it is, and then all are read anew.  Polls of all take bandwidth from the weights.
     const u64* missing = nullptr;
 #pragma unroll
     for (u32 i = 0; i < N; ++i)
@@ -61,54 +51,6 @@ __device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u
       here = !missing || tagged(word, tag);
     }
   }
-#elif MK_READ == 1
-  const u64* missing = lightly && mine(0) ? at(0) : nullptr;
-  for (;;) {
-    if (lightly) {
-      for (;;) {
-        V word = V();
-        if (missing) load_tagged(word, missing);
-        if (__ballot_sync(~0u, !missing || tagged(word, tag)) == ~0u) break;
-        if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
-      }
-    }
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-      v[i] = V();
-      if (mine(i)) load_tagged(v[i], at(i));
-    }
-    bool there = true;
-    missing = nullptr;
-#pragma unroll
-    for (u32 i = 0; i < N; ++i)
-      if (mine(i) && !tagged(v[i], tag)) there = false, missing = at(i);
-    if (__ballot_sync(~0u, there) == ~0u) return true;
-    if (!lightly && !poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
-  }
-#else
-#pragma unroll
-  for (u32 i = 0; i < N; ++i) v[i] = V();  // a tag is never 0
-  if (MK_READ != 4 && lightly) {
-    const u64* first = mine(0) ? at(0) : nullptr;
-    for (;;) {
-      V word = V();
-      if (first) load_tagged(word, first);
-      bool here = first && tagged(word, tag);
-      if (MK_READ == 5 ? __ballot_sync(~0u, !first || here) == ~0u : __ballot_sync(~0u, here) != 0 || __ballot_sync(~0u, first != nullptr) == 0) break;
-      if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
-    }
-  }
-  for (;;) {  // only what is not there yet is read again
-    bool there = true;
-#pragma unroll
-    for (u32 i = 0; i < N; ++i)
-      ptx::load_tagged_if(v[i], at(i), mine(i) && !tagged(v[i], tag));
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) there = there && (!mine(i) || tagged(v[i], tag));
-    if (__ballot_sync(~0u, there) == ~0u) return true;
-    if (!poll_again(++polls, walk.b.p, t, wait, walk.wait.role, walk.step)) return false;
-  }
-#endif
 }
 
 // The word of a vector of bf16 that has elements k and k + 1 (k even): in the order of B fragments, eight words each.

@@ -78,7 +78,7 @@ struct Units {
 template <typename Next>
 __device__ __forceinline__ void multiply_wide(Block& b, const Task& t, const Walker& walk, u32 pass, float* sums, Next next_chunk) {
   constexpr u32 AHEAD = MK_BULK ? 4 : PASSES ? 2 : 3, NOBODY = ~0u;  // units whose activations are under way; one more spills below sm_90
-  const Params& p = b.p;
+  const Model& p = b.p;
   u32 lane = b.lane, f0 = b.warp * 4;
   const uint2* v = (const uint2*)(t.op == O_PROJ        ? p.attention
                                   : t.op == DENSE_DOWN  ? p.dense_hidden

@@ -51,7 +51,7 @@ class Segment:
         return _meet([self])
 
 
-def deal(graph: Graph, sms: int, attention_bytes: int, fresh_bytes: int, before: float = 0) -> tuple[np.ndarray, np.ndarray]:
+def deal(graph: Graph, sms: int, attention_bytes: int, fresh_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """(task ids i32[T] in a topological order, the SM of each i64[T])."""
     order = by_segment(graph, topological_order(graph))
     sm = np.empty(len(order), np.int64)
@@ -67,7 +67,7 @@ def deal(graph: Graph, sms: int, attention_bytes: int, fresh_bytes: int, before:
             split, live, fresh = liveness(graph, tasks)
             dealt = np.argsort(split, kind="stable")
             sm[own][dealt] = _fill(np.zeros(sms), rank, 1, len(tasks))
-            ahead, attention = _ahead(sm[own], sms, live, fresh, attention_bytes, fresh_bytes) + before * (total - total.min()), True
+            ahead, attention = _ahead(sm[own], sms, live, fresh, attention_bytes, fresh_bytes), True
             size *= live
             if not segment.chained:  # what the loader may have to wait for stands last
                 order[own], sm[own], size = tasks[dealt], sm[own][dealt], size[dealt]

@@ -94,7 +94,7 @@ def layered(graph: Graph, sms: int, *, machine: Machine = H200) -> Schedule:
 
 
 @policy("balanced")
-def balanced(graph: Graph, sms: int, *, attention_bytes: int = 128 << 10, fresh_bytes: int = 256 << 10, before: float = 0) -> Schedule:
+def balanced(graph: Graph, sms: int, *, attention_bytes: int = 128 << 10, fresh_bytes: int = 256 << 10) -> Schedule:
     """Each layer evened out for a kernel that walks its lists in order: see :mod:`mkviz.balance`.
 
     Of what runs beside attention an SM gets ``attention_bytes`` less for each attention task that it has, and ``fresh_bytes``
@@ -103,7 +103,7 @@ def balanced(graph: Graph, sms: int, *, attention_bytes: int = 128 << 10, fresh_
     for name, value in (("attention_bytes", attention_bytes), ("fresh_bytes", fresh_bytes)):
         if not value >= 0:
             raise MkvizError(f"policy balanced: {name} is {value}", "0 bytes or more")
-    order, sm = deal(graph, sms, attention_bytes, fresh_bytes, before)
+    order, sm = deal(graph, sms, attention_bytes, fresh_bytes)
     return owned(order, sm, sms, "balanced")
 
 

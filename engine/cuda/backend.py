@@ -54,6 +54,26 @@ def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool
     return out | {name: 1 for name, on in more.items() if on} | ({"MK_ROWS": rows} if rows != abi.ROWS else {})
 
 
+def model_fields(config: ModelConfig) -> dict[str, int]:
+    """Fields of ``abi.PARAMS`` that are the model's, and not a step's."""
+    c, (moe, _) = config, memory.widths(config)
+    return {
+        "hidden": c.hidden, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "vocab": c.vocab,
+        "experts": c.experts, "top_k": c.top_k, "expert_k16": moe // 16, "shared_k16": c.shared_width // 16,
+        "parallel": int(c.parallel), "centre": int(c.norm == "layer"), "interleaved": int(c.rope_style == "interleaved"),
+        "router_kind": abi.ROUTERS.index(c.router) if c.router else 0, "renormalise": int(c.renormalise),
+        "shared_average": int(c.shared_width > 0 and c.shared_combine == "average"),
+    }  # fmt: skip
+
+
+def model_defines(config: ModelConfig) -> dict[str, int]:
+    """For a kernel of this model alone (``Model`` in cuda/block.cuh)."""
+    fields = {"routed_experts" if name == "experts" else name: value for name, value in model_fields(config).items()}
+    return {f"MK_{name.upper()}": value for name, value in fields.items()} | {
+        "MK_BIASES": int(config.attention_bias or config.mlp_bias)
+    }
+
+
 def fixed_shared(bucket: int) -> int:
     return FIXED_SHARED + MORE_SHARED[bucket]
 
@@ -71,6 +91,7 @@ class CudaBackend:
     """
 
     name, max_rows, builds = "cuda", abi.USUAL_ROWS, True  # rows unless it is opened for others
+    known = True  # the kernel is compiled for this model alone; without, one serves all (tests of many models compile less)
     ablate = 0  # MK_ABLATE of the kernel (cuda/block.cuh): how much of loading ahead is left out, for measurements
 
     def __init__(self, config: ModelConfig, weights: Weights | None, *, pages: int = 256, policy: str = "",
@@ -198,7 +219,8 @@ class CudaBackend:
 
     def _defines(self, bucket: int) -> dict[str, int]:
         defines = kernel_defines(self.config.experts, self.trace, self.delays > 0, self.config.qk_norm, self.sampling, bucket)
-        return defines | ({"MK_ABLATE": self.ablate} if self.ablate else {})
+        known = model_defines(self.config) if self.known else {}
+        return defines | known | ({"MK_ABLATE": self.ablate} if self.ablate else {})
 
     def _load(self, cubin: Path):
         kernel = self.cupy.RawModule(path=str(cubin)).get_function("megakernel")
@@ -245,22 +267,17 @@ class CudaBackend:
             p[name] = a.data.ptr
         p["embed"], p["head"], p["final_norm"] = (self.weights.address(n) for n in ("embed", "head", "norm"))
         p["records"], p["live"], p["limit"] = (a.data.ptr for a in (self.rings.records, self.rings.live, self.rings.limit))
-        moe, dense = memory.widths(c)
-        for name, value in {
-            "hidden": c.hidden, "heads": c.heads, "kv_heads": c.kv_heads, "head_dim": c.head_dim, "experts": c.experts,
-            "top_k": c.top_k, "expert_k16": moe // 16, "dense_k16": dense // 16, "shared_k16": c.shared_width // 16,
-            "vocab": c.vocab, "layer_count": len(c.layers), "rows": rows, "table_width": self._arrays["page_table"].shape[1],
-            "splits": self._arrays["part_max"].shape[2], "head_tiles": program.head_tiles, "ring_capacity": self.rings.capacity,
-            "epoch": epoch & 0xFFFFFFFF, "steps": steps, "step_low": self.serial & 0xFFFFFFFF, "step_high": self.serial >> 32,
-            "poll_budget": self.poll_budget, "parallel": c.parallel, "centre": c.norm == "layer",
-            "interleaved": c.rope_style == "interleaved", "router_kind": abi.ROUTERS.index(c.router) if c.router else 0,
-            "renormalise": c.renormalise, "shared_average": c.shared_width > 0 and c.shared_combine == "average",
+        fields = model_fields(c) | {
+            "dense_k16": memory.widths(c)[1] // 16, "layer_count": len(c.layers), "rows": rows,
+            "table_width": self._arrays["page_table"].shape[1], "splits": self._arrays["part_max"].shape[2],
+            "head_tiles": program.head_tiles, "ring_capacity": self.rings.capacity, "epoch": epoch & 0xFFFFFFFF, "steps": steps,
+            "step_low": self.serial & 0xFFFFFFFF, "step_high": self.serial >> 32, "poll_budget": self.poll_budget,
             "stages": self.layout(rows, bucket)[0], "x_stride": self.x_stride, "picked_counter": program.picked_counter,
             "picked_arrivals": int(program.graph.arrivals[program.picked_counter]), "delay_seed": self.delays,
             "held": self._held(bucket), "tag": self._tags.take(steps) if bucket == 1 else 0, "head_tile": self.tiling.lm_head,
-            "sample_parts": self.tiling.sample, "eps": c.eps,
-            "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
-        }.items():  # fmt: skip
+            "sample_parts": self.tiling.sample, "eps": c.eps, "logit_scale": c.logit_scale, "attention_scale": c.head_dim**-0.5,
+        }  # fmt: skip
+        for name, value in fields.items():
             p[name] = value
         return p
 

@@ -34,12 +34,6 @@ inline uint4 load_tagged2(const u64* p) {
   uint2 v = load_tagged(p), w = load_tagged(p + 1);
   return {v.x, v.y, w.x, w.y};
 }
-inline void load_tagged_if(uint2& v, const u64* p, bool mine) {
-  if (mine) v = load_tagged(p);
-}
-inline void load_tagged_if(uint4& v, const u64* p, bool mine) {
-  if (mine) v = load_tagged2(p);
-}
 inline void store_stream(void* p, uint4 v) { *(uint4*)p = v; }
 
 inline u64 ticks() {
@@ -80,8 +74,6 @@ inline void load_chunk(u32 to, const void* from, u32 bytes, u32 bar, u32 lane) {
   }
 }
 inline void prefetch(const void*) {}
-inline float4 load_now(const float4* p) { return *p; }
-inline void prefetch_chunk(const void*, u32, u32) {}
 inline void fence_copy_engine() {}
 
 inline float from_bits(u32 v) { return __uint_as_float(v << 16); }
