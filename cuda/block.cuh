@@ -28,13 +28,15 @@
 // the cache.  The kernel without them serves any model.
 struct Model : Params {
 #ifdef MK_HIDDEN
-  static constexpr u32 hidden = MK_HIDDEN, heads = MK_HEADS, kv_heads = MK_KV_HEADS, head_dim = MK_HEAD_DIM, vocab = MK_VOCAB;
+  static constexpr u32 hidden = MK_HIDDEN, heads = MK_HEADS, vocab = MK_VOCAB;
+#if MK_ROWS == 1  // what spills as a constant stays a field
+  static constexpr u32 head_dim = MK_HEAD_DIM, rows = 1;
+#else
+  static constexpr u32 kv_heads = MK_KV_HEADS;
+#endif
   static constexpr u32 experts = MK_ROUTED_EXPERTS, top_k = MK_TOP_K, expert_k16 = MK_EXPERT_K16, shared_k16 = MK_SHARED_K16;
   static constexpr u32 parallel = MK_PARALLEL, centre = MK_CENTRE, interleaved = MK_INTERLEAVED, router_kind = MK_ROUTER_KIND;
   static constexpr u32 renormalise = MK_RENORMALISE, shared_average = MK_SHARED_AVERAGE;
-#if MK_ROWS == 1
-  static constexpr u32 rows = 1;
-#endif
 #endif
 };
 

@@ -129,6 +129,8 @@ class _Rings(DeviceRings):
 class EmulatedBackend(module.CudaBackend):
     """``seed``: of the order in which warps take turns (0: always the same)."""
 
+    known = False  # one library for all models: g++ takes some seconds for each
+
     def __init__(self, config, weights, *, sms: int = 2, seed: int = 1, **options):
         self.seed = seed
         with pytest.MonkeyPatch.context() as patch:

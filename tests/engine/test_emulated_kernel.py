@@ -63,6 +63,16 @@ def test_no_turn_of_warps_and_no_batch_changes_a_bit(directory, trace):
     assert all(same_bits(a, b) for a, b in zip(logits, other, strict=True))
 
 
+@pytest.mark.parametrize("rows", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", models("cohere"))
+def test_one_models_kernel_gives_the_same_bits(model, rows, tmp_path_factory, monkeypatch):
+    directory = write_model(model, tmp_path_factory)
+    expected = Rows(open_emulated(directory), PROMPTS, seed=1).run(most=rows)
+    monkeypatch.setattr(EmulatedBackend, "known", True)
+    got = Rows(open_emulated(directory), PROMPTS, seed=1).run(most=rows)
+    assert all(same_bits(a, b) for a, b in zip(got, expected, strict=True))
+
+
 # -- sampling
 
 

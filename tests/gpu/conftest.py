@@ -97,6 +97,16 @@ def portable(request):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def kernels_for_all_models(request):
+    """But where a test says so: each of the many models here would have kernels of its own to compile."""
+    from engine.cuda.backend import CudaBackend
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CudaBackend, "known", False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def compiled(request, portable):
     """Compile what the tests will ask for, all at once: one after the other it would take a minute."""
     if all(item.get_closest_marker("gpu") is None for item in request.session.items):

@@ -52,6 +52,22 @@ def test_200_repeats_of_a_step(directory, evidence):
     assert all(same)
 
 
+@pytest.mark.parametrize("most", [1, 8])
+def test_one_models_kernel_gives_the_same_bits(directory, most, evidence, monkeypatch):
+    """The kernel with the model's sizes as constants, against the one for all models."""
+    from engine.cuda.backend import CudaBackend
+
+    backend = open_cuda(directory)
+    tokens = prompts(backend, (300, 90) if most > 1 else (70,))
+    expected = Rows(backend, tokens, seed=6).run(most=most)
+    monkeypatch.setattr(CudaBackend, "known", True)
+    for trace in (0, 1):
+        got = Rows(open_cuda(directory, trace=trace), tokens, seed=6).run(most=most)
+        same = all(same_bits(a, b) for a, b in zip(got, expected, strict=True))
+        evidence.add("one model's kernel", model=directory.name, rows=most, trace=trace, identical=same)
+        assert same
+
+
 def test_200_runs_with_delays(directory, evidence):
     """Delays of up to 2 us at every role edge, drawn anew for each run; the expectation comes from a kernel without."""
     _, expected = mixed_step(open_cuda(directory))
