@@ -132,11 +132,11 @@ extern "C" void emulate(const void* params, unsigned blocks, unsigned shared, un
 
 #if MK_SAMPLING
 // SAMPLE and PICK of every row from its logits, by a warp alone: `picked` gets their tokens.  Position of row r: position + r.
-struct Picks { const Params* params; u32 position; u32* picked; };
+struct Picks { const Model* params; u32 position; u32* picked; };
 
 static void pick_rows(const void* arguments) {
   auto [params, position, picked] = *(const Picks*)arguments;
-  const Params& p = *params;
+  const Model& p = *params;
   for (u32 row = 0; row < p.rows; ++row) {
     const float* logits = (const float*)p.logits + (u64)row * p.vocab;
     u32 greedy = 0;
@@ -149,7 +149,7 @@ static void pick_rows(const void* arguments) {
 }
 
 extern "C" void emulate_picks(const void* params, unsigned position, unsigned* picked) {
-  Picks picks = {(const Params*)params, position, picked};
+  Picks picks = {(const Model*)params, position, picked};
   emu::grid(pick_rows, &picks, 1, 32, 128, 0);
 }
 #endif
