@@ -31,6 +31,9 @@ struct Model : Params {
   static constexpr u32 hidden = MK_HIDDEN, heads = MK_HEADS, vocab = MK_VOCAB;
 #if MK_ROWS == 1  // what spills as a constant stays a field
   static constexpr u32 head_dim = MK_HEAD_DIM, rows = 1;
+#if !MK_TRACE
+  static constexpr u32 kv_heads = MK_KV_HEADS;
+#endif
 #else
   static constexpr u32 kv_heads = MK_KV_HEADS;
 #endif
