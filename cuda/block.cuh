@@ -23,25 +23,7 @@
 #define MK_ABLATE 0  // ablations of the loader: 1: the ring is empty before a task; 2: and the task is ready; 3: a ticket for each task
 #endif
 
-// What the launch is told, and what the kernel was compiled for: a kernel of one model (MK_HIDDEN and what goes along) has that model's
-// sizes as constants, which hide the fields; its code is an eighth shorter, and that much of a hop is instructions that are not in
-// the cache.  The kernel without them serves any model.
-struct Model : Params {
-#ifdef MK_HIDDEN
-  static constexpr u32 hidden = MK_HIDDEN, heads = MK_HEADS, vocab = MK_VOCAB;
-#if MK_ROWS == 1  // what spills as a constant stays a field
-  static constexpr u32 head_dim = MK_HEAD_DIM, rows = 1;
-#if !MK_TRACE
-  static constexpr u32 kv_heads = MK_KV_HEADS;
-#endif
-#else
-  static constexpr u32 kv_heads = MK_KV_HEADS;
-#endif
-  static constexpr u32 experts = MK_ROUTED_EXPERTS, top_k = MK_TOP_K, expert_k16 = MK_EXPERT_K16, shared_k16 = MK_SHARED_K16;
-  static constexpr u32 parallel = MK_PARALLEL, centre = MK_CENTRE, interleaved = MK_INTERLEAVED, router_kind = MK_ROUTER_KIND;
-  static constexpr u32 renormalise = MK_RENORMALISE, shared_average = MK_SHARED_AVERAGE;
-#endif
-};
+#include "model.cuh"
 
 static constexpr u32 ROWS = 8;  // columns of the tensor-core tile
 static constexpr u32 MAX_ROWS = MK_ROWS, GROUPS = (MAX_ROWS + ROWS - 1) / ROWS;

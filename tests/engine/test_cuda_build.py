@@ -12,8 +12,9 @@ import pytest
 
 from engine.builder import OPS
 from engine.cuda import abi, build
-from engine.cuda.backend import FIXED_SHARED, kernel_defines
+from engine.cuda.defines import FIXED_SHARED, kernel_defines, model_defines
 from engine.cuda.pack import fragments
+from engine.shapes import SHAPES, shape
 from engine.tiling import PAGE, SPLIT
 from mkviz import record
 from mkviz.errors import MkvizError
@@ -93,6 +94,20 @@ def test_variants_do_not_spill(variant, arch):
     print(f"sm_{arch}, {variant}: {used}, {len(cubin)} bytes")
     assert used["spilled"] == used["loaded"] == used["stack"] == used["shared"] == 0
     assert used["registers"] * build.THREADS <= REGISTERS
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("trace", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "rows"), [("north-mini-code", 1), *(pytest.param(name, rows, marks=pytest.mark.slow) for name in SHAPES
+                                            for rows in (1, 8) if (name, rows) != ("north-mini-code", 1))])  # fmt: skip
+def test_one_models_kernel_does_not_spill_and_is_shorter(name, rows, trace):
+    source, config = (CUDA / "megakernel.cu").read_text(encoding="utf-8"), shape(name)
+    defines = kernel_defines(config.experts, trace, rows=rows)
+    cubin, report = build.compile_cubin(source, 90, defines | model_defines(config))
+    used, for_all = usage(report), build.compile_cubin(source, 90, defines)[0]
+    print(f"{name}, {rows} rows, trace {trace}: {used}, {len(cubin)} bytes of {len(for_all)}")
+    assert used["spilled"] == used["loaded"] == used["stack"] == used["shared"] == 0
+    assert len(cubin) < 0.92 * len(for_all)
 
 
 def sass(cubin: bytes, folder: Path) -> str:

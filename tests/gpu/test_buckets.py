@@ -116,7 +116,8 @@ def test_many_wide_steps_in_one_launch(directory, rows, bucket):
     together = backend.greedy_steps.copy()
     few = open_cuda(directory)
     for i in range(0, rows, 8):
-        few.run(make_plan(tokens[i : i + 8], np.zeros(8, i32), range(8), pages[i : i + 8]), steps)
+        n = min(8, rows - i)
+        few.run(make_plan(tokens[i : i + 8], np.zeros(n, i32), range(n), pages[i : i + 8]), steps)
         assert np.array_equal(few.greedy_steps, together[:, i : i + 8]), i
 
 

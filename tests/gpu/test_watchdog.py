@@ -8,7 +8,7 @@ import pytest
 from rows import demo_directory, same_bits
 from stepping import feed, make_plan, open_cuda
 
-from engine.builder import StepShape, build_graph
+from engine.builder import StepShape
 from mkviz.errors import MkvizError
 from mkviz.policies import make_schedule
 from mkviz.schedule import Schedule
@@ -45,7 +45,7 @@ def right():
 
 
 def build(backend):
-    built = build_graph(backend.config, SHAPE, backend.tiling, 2)
+    built = backend.graph_of(SHAPE)
     return built, make_schedule(built.graph, backend.sms)
 
 
@@ -81,7 +81,7 @@ def test_a_missing_producer(backend, right, label, evidence):
     counter = built.graph.counters.index(first[3])
     waits = [c for c, _ in built.graph.waits(task)]
     if built.graph.label(task).startswith("expert"):  # the loader must know the experts first
-        waits.append(built.graph.counters.index(f"router.{built.graph.layer[task]}"))
+        waits.append(built.graph.counters.index(f"top_k.{built.graph.layer[task]}"))
     assert counter in waits
     assert have < all_of_them == built.graph.arrivals[counter]
     # however far from it the first to give up was
