@@ -28,6 +28,7 @@ OTHERS = [120, *(pytest.param(arch, marks=pytest.mark.slow) for arch in (86, 89,
 VARIANTS = {"head norms": {"qk_norm": True}, "all of 8 rows": {"qk_norm": True, "sampling": True}} | {
     f"all of {rows} rows": {"qk_norm": True, "sampling": True, "rows": rows} for rows in (16, 32, 64, 128, 256)
 }
+ONE_MODEL = [("north-mini-code", 1), *(pytest.param(n, r, marks=pytest.mark.slow) for n in SHAPES for r in (1, 8))]
 REGISTERS = 65536  # of an SM, every architecture from 8.0 on
 
 
@@ -98,8 +99,7 @@ def test_variants_do_not_spill(variant, arch):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trace", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "rows"), [("north-mini-code", 1), *(pytest.param(name, rows, marks=pytest.mark.slow) for name in SHAPES
-                                            for rows in (1, 8) if (name, rows) != ("north-mini-code", 1))])  # fmt: skip
+@pytest.mark.parametrize(("name", "rows"), ONE_MODEL)
 def test_one_models_kernel_does_not_spill_and_is_shorter(name, rows, trace):
     source, config = (CUDA / "megakernel.cu").read_text(encoding="utf-8"), shape(name)
     defines = kernel_defines(config.experts, trace, rows=rows)

@@ -26,7 +26,7 @@ def test_the_baseline_computes_the_same_every_way(tmp_path, evidence, shape, lay
         failed = {f"{way['attention']}, {way['experts']}": way["failed"] for way in baseline["tried"] if "failed" in way}
         distances = [way["logits_distance"] for way in baseline["tried"] if "failed" not in way]
         evidence.add("baseline", shape=shape, layers=layers, batch=point["batch"], distance=max(distances), failed=failed)
-        # bf16 activations on both sides, rounded in different places; where that turns a route near a tie, one way may be far off
+        # bf16 activations on both sides, rounded in different places: where that turns a route near a tie, a way is far off
         assert np.median(distances) < 0.03 and max(distances) < 0.5, distances
         assert 0 < point["share"] < 1
     evidence.add("read stream", shape=shape, what=told["ceiling"]["what"], gb_s=told["ceiling"]["gb_s"])
