@@ -256,7 +256,8 @@ struct Walker {
   }
 
   // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
-  // from global memory would be fetched anew after each wait; and the words of the next task are under way while this one is done.
+  // from global memory would be fetched anew after each wait; and the words of the next two tasks (where WIDE: of the next one) are
+  // under way while this one is done.
   __device__ __forceinline__ const Task& task(u32 i) {
     if (WIDE) return copy(i, i == 0, [&](const Task&) { return i + 1; });
     auto words = [&](u32 task) { return task < b.count() ? __ldg((const u32*)(b.tasks() + task) + b.lane) : 0; };

@@ -203,9 +203,7 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
     float one = y.v[j], two = y.v[j + 2];
     if (!READY) one += bias_of(layer.qkv_bias, t.a * p.head_dim + d0), two += bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
     u32 at = walk.position(row);
-    if (!READY && kind < 2 && layer.rope) {
-      rotate(one, two, e.v[2 * j], e.v[2 * j + 1]);
-    }
+    if (!READY && kind < 2 && layer.rope) rotate(one, two, e.v[2 * j], e.v[2 * j + 1]);
     if (kind == 0) {
       u16* q = (u16*)p.q + ((u64)row * p.heads + head) * p.head_dim;
       q[d0] = to_bf16(one), q[d1] = to_bf16(two);

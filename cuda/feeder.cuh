@@ -26,8 +26,8 @@ struct Feeder {
   }
 
 #if MK_ROWS == 1
-  // Norm of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share the row; sums are of
-  // threads, then lanes, then warps, always in the same order (as norm.cuh has it for rows of more).
+  // Norm of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share the row; sums are
+  // of threads, then lanes, then warps, always in the same order (norm.cuh, for steps of more rows, has the same).
   static constexpr u32 HELD = 6;  // float4 a thread holds at a time
   static constexpr u32 KEPT = MK_BULK ? 2 : 0;  // of the weights', before x is there; as registers allow
 
@@ -83,9 +83,7 @@ struct Feeder {
         } else {
           float4 w[HELD];
 #pragma unroll
-          for (u32 i = 0; i < HELD; ++i) {
-            w[i] = i < KEPT && base == 0 ? kept[i] : weight_of(base + i * STRIDE + thread);
-          }
+          for (u32 i = 0; i < HELD; ++i) w[i] = i < KEPT && base == 0 ? kept[i] : weight_of(base + i * STRIDE + thread);
 #pragma unroll
           for (u32 i = 0; i < HELD; ++i) {
             u32 at = base + i * STRIDE + thread;

@@ -257,8 +257,6 @@ struct Loader {
 #if MK_TRACE
     if (b.lane == 0) claim(b, walk.work - 1);  // not before its chunks are on their way: reading the timer takes as long as one of them
     __syncwarp();
-#endif
-#if MK_TRACE
     if (t.op == EXPERT_DOWN && t.tile == 0) note_routes(t.layer);  // once a layer, and not before all experts are under way
 #endif
     return true;

@@ -13,12 +13,11 @@ struct Math {
   Walker walk;
   Place place;     // of the next chunk
   u32 tiles = 0;   // finished tiles of each storer, four counts of 8 bits
-  u32 q_next = 0, last = 0;
+  u32 q_next = 0, last = 0;  // attention tasks so far; stage of the chunk that is given back later
   bool failed = false;
-#define TEAMS (MK_ROWS == 1)
-#if TEAMS
-  // Two teams of four warps take turns at the row blocks of what reads the normed residual, so that what lies between two blocks costs one
-  // team time and not the SM.  Everything else all eight do together.
+#if MK_ROWS == 1
+  // Two teams of four warps take turns at the row blocks of what reads the normed residual, so that what lies between two blocks costs
+  // one team time and not the SM.  Everything else all eight do together.
   u32 units = 0;           // such blocks so far
   u32 counts = 1;          // arrivals of a warp for a chunk and a tile: two where its team is alone
   __device__ __forceinline__ bool theirs() const { return ((units ^ b.warp >> 2) & 1) != 0; }
@@ -59,14 +58,9 @@ struct Math {
   struct Next {
     Math& m;
     const Task& t;
-    __device__ __forceinline__ const char* wait() { return wait(m.place); }
-    __device__ __forceinline__ const char* ahead() {  // the one behind it, which is read before this one is released
-      Place place = m.place;
-      place.next(m.b.p.stages);
-      return wait(place);
-    }
-    __device__ __forceinline__ const char* wait(const Place& place) {
+    __device__ __forceinline__ const char* wait() {
       Block& b = m.b;
+      const Place& place = m.place;
       if (!m.failed && !m.walk.wait.barrier(b.s.full[place.stage], place.phase, t.id, m.walk.step)) m.failed = true;
 #if MK_TRACE > 1
       m.last_chunk = ptx::cycles();
@@ -94,7 +88,7 @@ struct Math {
 #endif
 
   __device__ __forceinline__ bool in_turn() const {
-#if TEAMS
+#if MK_ROWS == 1
     if (counts == 2) return (b.warp & 3) == (walk.work >> 1 & 3);
 #endif
     return b.warp == (walk.work & (MATH_WARPS - 1));
@@ -230,7 +224,7 @@ struct Math {
 #if MK_TRACE
     u32 end;
 #endif
-#if TEAMS
+#if MK_ROWS == 1
     if (counts == 2) {
       float c[2][4] = {};
       one::multiply_resident(b, c, t.k16, next);
@@ -290,7 +284,7 @@ struct Math {
   }
 #endif
 
-#if TEAMS
+#if MK_ROWS == 1
   // A block that the other team takes.
   __device__ __forceinline__ void pass(const Task& t) {
     place.skip((t.k16 + CHUNK_K16 - 1) / CHUNK_K16, b.p.stages);
@@ -331,7 +325,7 @@ struct Math {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t.routed) && !walk.await_routing(t.id)) return false;
     if (!walk.has_work(t)) return true;
-#if TEAMS
+#if MK_ROWS == 1
     if (in_teams(t)) return shared_task(t);
     if (!other_team(units, t)) return false;
 #endif

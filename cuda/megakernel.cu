@@ -1,4 +1,5 @@
-// One persistent kernel: one block per SM, each walks its list of tasks.  Compiled once per architecture and trace level.
+// One persistent kernel: one block per SM, each walks its list of tasks.  What it is compiled
+// for, engine/cuda/defines.py says: a bucket of rows, a trace level, and for few rows one model.
 #include "feeder.cuh"
 #include "loader.cuh"
 #include "math.cuh"

@@ -102,6 +102,8 @@ __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[SUMS][4],
   }
 }
 
+// Math: a row block times what is held of the heads or of a hidden layer, two chunks at a time: the second one is asked for before the
+// first one's products, and the first is given back behind them.
 template <typename Next>
 __device__ __forceinline__ void multiply(Block& b, float (&c)[4], bool heads, Parts parts, Next next_chunk) {
   u32 lane = b.lane, f0 = b.warp * 4, of_chunk = heads ? CHUNK_K16 * 8 : 32;
@@ -181,9 +183,7 @@ __device__ __forceinline__ void qkv_store(Block& b, const Task& t, u32 block, co
   float first = y.v[0], second = y.v[2];
   if (!READY) {
     first += bias_of(layer.qkv_bias, t.a * p.head_dim + d0), second += bias_of(layer.qkv_bias, t.a * p.head_dim + d1);
-    if (kind < 2 && layer.rope) {
-      rotate(first, second, e.v[0], e.v[1]);
-    }
+    if (kind < 2 && layer.rope) rotate(first, second, e.v[0], e.v[1]);
   }
   u16 low = to_bf16(first), high = to_bf16(second);
   u64* vector = (u64*)p.q + (kind == 0 ? head : p.heads + (kind - 1) * p.kv_heads + head) * half;  // a word for two elements

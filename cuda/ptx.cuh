@@ -24,12 +24,6 @@ __device__ __forceinline__ u32 load_acquire(const u32* p) {
   return v;
 }
 
-__device__ __forceinline__ u32 load_relaxed(const u32* p) {
-  u32 v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
 __device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 __device__ __forceinline__ void add_relaxed(u32* p) {
@@ -38,10 +32,6 @@ __device__ __forceinline__ void add_relaxed(u32* p) {
 
 __device__ __forceinline__ void store_relaxed(u64* p, u64 v) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
-__device__ __forceinline__ void add_release(u32* p) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
 __device__ __forceinline__ void store_release(u64* p, u64 v) {

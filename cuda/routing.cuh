@@ -2,18 +2,14 @@
 #pragma once
 #include "block.cuh"
 
-__device__ __forceinline__ void load_logits(const Model& p, u32 row, u32 lane, float (&v)[MAX_EXPERTS / 32]) {
-  const float* logits = (const float*)p.router_logits + row * p.experts;
-#pragma unroll
-  for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) v[q] = q * 32 + lane < p.experts ? __ldcg(logits + q * 32 + lane) : NEG_INF;
-}
-
-// `v`: the lane's logits, of experts 32 q + lane.  `put(k, expert, weight)` for each chosen expert, k-th by id; `used`: bit `lane` of word q gets that of expert 32 q + lane.
+// `v`: the lane's logits, of experts 32 q + lane.  `put(k, expert, weight)` for each chosen expert, k-th by id; `used`: bit `lane` of word
+// q gets that of expert 32 q + lane.
 template <typename Put>
 __device__ __forceinline__ void route_row(const Model& p, const float (&v)[MAX_EXPERTS / 32], u32 lane, u32 (&used)[MAX_EXPERTS / 32], Put put) {
   float first = 0;
   u32 taken = 0;  // bit q: this lane's expert 32 q + lane is chosen
   constexpr u32 Q = MAX_EXPERTS / 32;
+  static_assert(Q <= 8, "names of four bits in a word");
   u32 keys[Q], names = 0;  // the lane's, falling; of equals the lower expert first; 0: none.  names: q of each, four bits
 #pragma unroll
   for (u32 q = 0; q < Q; ++q) {
@@ -70,3 +66,17 @@ __device__ __forceinline__ void route_row(const Model& p, const float (&v)[MAX_E
     at += __popc(mask), used[q] |= mask;
   }
 }
+
+#if MK_ROWS > 1
+// TOP_K: what every SM does for itself in the kernel for one row, as a task of a row.
+__device__ __noinline__ void top_k_row(const Model& p, u32 row, u32 lane) {
+  u32 used[MAX_EXPERTS / 32] = {};
+  float v[MAX_EXPERTS / 32];
+  const float* logits = (const float*)p.router_logits + row * p.experts;
+#pragma unroll
+  for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) v[q] = q * 32 + lane < p.experts ? __ldcg(logits + q * 32 + lane) : NEG_INF;
+  route_row(p, v, lane, used, [&](u32 k, u32 expert, float weight) {
+    ((u32*)p.chosen)[row * MAX_TOP_K + k] = expert, ((float*)p.chosen_weight)[row * MAX_TOP_K + k] = weight;
+  });
+}
+#endif

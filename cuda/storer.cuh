@@ -1,14 +1,15 @@
 // The storers: reduce a finished tile in fixed order, do the op's last step, store, signal, leave the record.  Tasks without
-// products (EMBED, MERGE, PICK) are theirs alone.  The host says whose each task is (engine/cuda/program.py).
+// products (is_vector in block.cuh) are theirs alone.  The host says whose each task is (engine/cuda/program.py).
 #pragma once
 #include "dense.cuh"
 #if MK_SAMPLING
 #include "pick.cuh"
 #endif
 #if MK_ROWS > 1
-#include "row_tasks.cuh"
+#include "routing.cuh"
 #endif
 #if MK_ROWS > 8
+#include "norm.cuh"
 #include "wide.cuh"
 #endif
 #if MK_QK_NORM

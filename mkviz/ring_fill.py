@@ -3,8 +3,8 @@
 A record holds one reading: at the task's begin, the share of the ring that had landed and was not consumed, in sixteenths,
 rounded down (15: that much or more).  Between readings nothing is known; a view holds each until the next one on the same SM,
 at most until its step ends.  A 0 where bytes did not come last is no reading: the task took nothing from the ring, or the
-kernel did not look (at level 1 the megakernel looks at every fourth task, and where bytes came last).  Chunks that are on
-their way and have not landed are not in it.
+kernel did not look (at level 1 the megakernel looks at every sixteenth task; where bytes came last and it did not look, 0
+stands for what had only just landed).  Chunks that are on their way and have not landed are not in it.
 """
 
 from __future__ import annotations

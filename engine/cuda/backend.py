@@ -14,7 +14,7 @@ from engine.config import ModelConfig
 from engine.cuda import abi, memory
 from engine.cuda.asks import sampling_of, told_of
 from engine.cuda.build import THREADS, megakernels
-from engine.cuda.defines import FIXED_SHARED, fixed_shared, kernel_defines, model_defines, model_fields
+from engine.cuda.defines import fixed_shared, kernel_defines, model_defines, model_fields
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
 from engine.cuda.program import Program, dealt, make_program, tiling_of
@@ -165,9 +165,10 @@ class CudaBackend:
         resident = 4 * words + len(c.layers) * abi.LAYER.itemsize
         stages = min(16, (self.device.shared - fixed - resident) // abi.CHUNK)
         if stages < 3:
-            if self.device.shared < FIXED_SHARED + 3 * abi.CHUNK:  # those of sm_86, 89 and 120 have 99 KiB
+            least = fixed_shared(abi.ROWS) + 3 * abi.CHUNK
+            if self.device.shared < least:
                 what = f"{self.device.name}: {self.device.shared} bytes of shared memory for a block"
-                raise MkvizError(what, f"{FIXED_SHARED + 3 * abi.CHUNK} and what rows need; or use --backend cpu")
+                raise MkvizError(what, f"{least} and what rows need; or use --backend cpu")
             what = f"hidden_size: {c.hidden}" if bucket <= abi.ROWS else f"rows: {bucket} in one step"
             raise MkvizError(what, f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
         return stages, fixed + stages * abi.CHUNK + resident

@@ -12,7 +12,8 @@ MORE_SHARED = {rows: kib << 10 for rows, kib in {1: 0, 8: 22, 16: 33, 32: 42, 64
 
 def kernel_defines(experts: int, trace: int, delays: bool = False, qk_norm: bool = False,
                    sampling: bool = False, rows: int = abi.ROWS) -> dict[str, int]:  # fmt: skip
-    """What the kernel is compiled for.  Experts count in steps of 32, a lane each, so that models may share a kernel."""
+    """What the kernel is compiled for.  Experts count in steps of 32, a lane each, so that models may share one
+    that is compiled for none of them alone."""
     lanes, more = -(-max(1, experts) // 32) * 32, {"MK_QK_NORM": int(qk_norm), "MK_SAMPLING": int(sampling)}
     out = {"MK_EXPERTS": lanes, "MK_TRACE": trace, "MK_DELAYS": int(delays), "MK_FIXED_SHARED": fixed_shared(rows)}
     return out | {name: 1 for name, on in more.items() if on} | ({"MK_ROWS": rows} if rows != abi.ROWS else {})
@@ -31,7 +32,7 @@ def model_fields(config: ModelConfig) -> dict[str, int]:
 
 
 def model_defines(config: ModelConfig) -> dict[str, int]:
-    """For a kernel of this model alone (``Model`` in cuda/block.cuh)."""
+    """For a kernel of this model alone (``Model`` in cuda/model.cuh)."""
     fields = {"routed_experts" if name == "experts" else name: value for name, value in model_fields(config).items()}
     return {f"MK_{name.upper()}": value for name, value in fields.items()} | {
         "MK_BIASES": int(config.attention_bias or config.mlp_bias)

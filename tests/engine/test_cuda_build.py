@@ -74,7 +74,7 @@ def test_registers_spills_and_shared_memory(kernels, kernel):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", OTHERS)
 def test_one_binary_of_each_architecture(arch):
-    """Untraced; a block of sm_86, sm_89 and sm_120 has less shared memory than the kernel wants, which its opening says."""
+    """Untraced; a block of sm_86, sm_89 and sm_120 has less shared memory than most models want, which opening one says."""
     source = (CUDA / "megakernel.cu").read_text(encoding="utf-8")
     cubin, report = build.compile_cubin(source, arch, kernel_defines(128, 0))
     used = usage(report)

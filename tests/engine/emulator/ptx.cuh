@@ -14,10 +14,8 @@ inline u32 load_acquire(const u32* p) {
   emu::yield();
   return *p;
 }
-inline u32 load_relaxed(const u32* p) { return load_acquire(p); }
 inline void fence() {}
 inline void add_relaxed(u32* p) { ++*p; }
-inline void add_release(u32* p) { ++*p; }
 inline void store_relaxed(u64* p, u64 v) { *p = v; }
 inline void store_release(u64* p, u64 v) { *p = v; }
 inline void store_tagged(u64* p, u32 data, u32 tag) { *p = (u64)tag << 32 | data; }
