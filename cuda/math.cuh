@@ -28,12 +28,13 @@ struct Math {
     return reads_x(t.op) && 2 * ((t.k16 + CHUNK_K16 - 1) / CHUNK_K16) <= b.p.stages;
   }
 
-  // Until the other team has finished its share of the first `n` blocks.
+  // Until the other team has finished its share of the first `n` blocks.  It may be at a wait for a counter, and of shared memory many
+  // polls take no longer than one of a counter: the budget must be spent there first, where it is known what is missing.
   __device__ __forceinline__ bool other_team(u32 n, const Task& t) {
     u32 other = b.warp >> 2 ^ 1, target = (n + (other ^ 1)) / 2 * 4;
     for (u32 polls = 0; (int)(ptx::peek(b.s.turns[other]) - target) < 0; ++polls) {
       if ((polls & 63) == 63 && aborted(b.s.abort)) return false;
-      if (polls > b.s.poll_budget) return give_up(ROLE_MATH, t.id, NO_COUNTER, 0, target, walk.step);
+      if (polls / 256 > b.s.poll_budget) return give_up(ROLE_MATH, t.id, NO_COUNTER, 0, 0, walk.step);
     }
     return true;
   }
