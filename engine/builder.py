@@ -85,6 +85,8 @@ def build_graph(config: ModelConfig, shape: StepShape, tiling: Tiling, weight_by
     meta["last_row_ops"] = ["lm_head"]  # of each sequence they compute one row at most
     meta["keys"] = {"attention": SPLIT}  # a task is counted for as many keys, of which its row may have fewer;
     meta["task_rows"] = {"attention": shape.row_block}  # where it has several rows, each reads its own
+    if tiling.teams > 1:
+        meta["teams"] = tiling.teams  # tasks of an SM may overlap
     b = GraphBuilder(name, OPS, meta)
     args: list[np.ndarray] = []
     rows, hidden, d = shape.rows, config.hidden, config.head_dim

@@ -27,6 +27,7 @@ class Tiling:
     itself.
     ``sample``: parts of a row's vocabulary, by the LM head's tiles (0: rows are not drawn by tasks).
     ``merge``: parts of a head, a merge task each.
+    ``teams``: how many row blocks an SM computes at the same time.
 
     No result depends on it.  Tiles that are multiples of 4 rows fill the interpreter's passes.
     """
@@ -42,6 +43,7 @@ class Tiling:
     merge: int = 1
     norm_tasks: bool = False
     top_k_tasks: bool = False
+    teams: int = 1
 
     @classmethod
     def for_sms(cls, config: ModelConfig, sms: int) -> Tiling:

@@ -10,9 +10,16 @@ from mkviz.record import FLAG_BYTES_LAST, NO_WAIT
 from mkviz.step_records import broken
 
 if TYPE_CHECKING:
+    from mkviz.graph import Graph
     from mkviz.step_records import LaneTimes, StepRecords
 
-FAULTS = ("lost", "strays", "broken", "repeated", "overlapping", "clipped")
+FAULTS_OF_LANES = ("broken", "repeated", "overlapping", "clipped")
+FAULTS = ("lost", "strays", *FAULTS_OF_LANES)
+
+
+def at_once(graph: Graph) -> int:
+    """How many tasks an SM computes at the same time: ``graph.meta["teams"]``."""
+    return int(graph.meta.get("teams", 1))
 
 
 class Faults:
@@ -20,8 +27,8 @@ class Faults:
 
     ``counts`` are of records, nothing of which is dropped in silence: *lost* (their steps are unknown as a whole), *strays*
     among them (no such SM or task), *broken* (end missing or before begin, or a time that did not fit), *repeated* (a task's
-    second record in a step), *overlapping* (begun before the task before it had ended: the shared time counts once) and
-    *clipped* (not all within their step).  ``steps`` were seen, ``lossy`` of them had lost
+    second record in a step), *overlapping* (begun before the task before it had ended, where an SM does one at a time: the
+    shared time counts once) and *clipped* (not all within their step).  ``steps`` were seen, ``lossy`` of them had lost
     records; ``waits``, ``bytes``: whether any has dependencies, or bytes.
     """
 
@@ -35,17 +42,18 @@ class Faults:
         self.lossy += step.lost > 0
         self.counts["lost"] += step.lost
         self.counts["strays"] += step.strays
-        self.of_lanes(step.lanes, step.events, step.begin, step.end)
+        self.of_lanes(step.lanes, step.events, step.begin, step.end, at_once(step.graph) == 1)
         self.waits |= len(step.graph.wait_counter) > 0 or bool((step.events["last_wait"] != NO_WAIT).any())
         self.bytes |= bool(step.graph.bytes.any()) or bool((step.events["flags"] & FLAG_BYTES_LAST).any())
 
-    def of_lanes(self, at: LaneTimes, events: np.ndarray, begin, end) -> None:
-        """Those that show on lanes; ``begin`` and ``end`` of the step or, i64[k], of the step of each record."""
+    def of_lanes(self, at: LaneTimes, events: np.ndarray, begin, end, in_turn: bool | np.ndarray = True) -> None:
+        """Those that show on lanes; ``begin`` and ``end`` of the step or, i64[k], of the step of each record; ``in_turn``, or
+        bool[k]: whether its SM computes one task at a time."""
         outside = (events["begin"] < begin) | (events["end"] > end) | (events["begin"] > end)
         is_broken = broken(events)
         self.counts["broken"] += int(is_broken.sum())
         self.counts["repeated"] += int((~at.sound & ~is_broken).sum())
-        self.counts["overlapping"] += int((at.sound & (at.begin < at.free)).sum())
+        self.counts["overlapping"] += int((at.sound & (at.begin < at.free) & in_turn).sum())
         self.counts["clipped"] += int(outside.sum())
 
     def notes(self, waits: str = "", bytes: str = "", lost: str = "") -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from mkviz.accounting import KINDS, charge_lanes, is_large
 from mkviz.blame import Blame, blame
 from mkviz.dashboard.units import decimal
-from mkviz.faults import Faults
+from mkviz.faults import Faults, at_once
 from mkviz.machine import named_in
 from mkviz.record import EVENT, KIND_MASK, KIND_SKIPPED, KIND_TASK
 from mkviz.step_bytes import TraceBytes
@@ -289,6 +289,10 @@ class Account:
     def _makespan(self) -> np.ndarray:
         return self._steps["end"] - self._steps["begin"]
 
+    def _in_turn(self, graph: np.ndarray) -> np.ndarray:
+        """Whether SMs compute one task at a time in steps of these graphs."""
+        return ~np.isin(graph, [i for i, (g, _) in self._graphs.items() if at_once(g) > 1])
+
     def _add_tasks(self, events: np.ndarray, row: np.ndarray) -> None:
         lane = (row - row[0]) * self.sms + events["sm"]
         order = in_order(events, lane)
@@ -298,7 +302,7 @@ class Account:
         tasks = int(events["task"].max()) + 1
         sound = ~(is_broken | repeated((row - row[0]) * tasks + events["task"], is_broken))
         at = LaneTimes.of(events, lane, int(lane[-1]) + 1, since, until - since, sound)
-        self._faults.of_lanes(at, events, since, until)
+        self._faults.of_lanes(at, events, since, until, self._in_turn(self._steps["graph"][row]))
         op, size = self._ops_and_bytes(events, row)
         sums = {"tasks": np.ones(len(op), np.int64), "bytes": size, **charge_lanes(at, events["flags"])}
         self._unknown += int(sums.pop("unknown").sum())

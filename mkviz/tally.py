@@ -12,7 +12,7 @@ import numpy as np
 
 from mkviz.accounting import ENTRY, KINDS, NOTES, ROLES, Account
 from mkviz.errors import MkvizError
-from mkviz.faults import FAULTS, Faults
+from mkviz.faults import FAULTS, FAULTS_OF_LANES, Faults, at_once
 from mkviz.record import FLAG_BYTES_LAST, NO_WAIT
 from mkviz.step_records import MOST_NS
 from mkviz.sweep import Sweep, Swept
@@ -164,6 +164,7 @@ class _Adder:
             {name: np.zeros(count, np.int64) for name in OF_TASKS}, {}, 0, 0, 0, 0, dict.fromkeys(FAULTS, 0),
             dict.fromkeys(FAULTS, 0), False, False, {name: values[:0] for name, values in sweep.table.items()},
         )  # fmt: skip
+        self.at_once = {i: at_once(graph) for i, (graph, _) in self.graphs.items()}
         self.told = {i: (len(graph.wait_counter) > 0, bool(graph.bytes.any())) for i, (graph, _) in self.graphs.items()}
         self.active = np.zeros(len(ops), np.int64)
         self.seen = {i: np.zeros(len(graph), np.int64) for i, (graph, _) in self.graphs.items()}
@@ -180,9 +181,8 @@ class _Adder:
 
     @property
     def total(self) -> Tally:
-        names = ("broken", "repeated", "overlapping", "clipped")
         for faults, counted in zip((self._sums.whole_faults, self._sums.lossy_faults), self.counted.tolist(), strict=True):
-            faults.update(zip(names, counted, strict=True))
+            faults.update(zip(FAULTS_OF_LANES, counted, strict=True))
         self._sums.active = {op: int(self.active[i]) for op, i in self.place.items()}
         return self._sums
 
@@ -210,8 +210,12 @@ class _Adder:
             of_tasks = {name: np.zeros_like(values) for name, values in of_tasks.items()}
         if self.work.shape[1] < len(step.order):
             self.work = np.empty((WORK, 2 * len(step.order)), np.int64)
+        overlapping = int(lossy), FAULTS_OF_LANES.index("overlapping")
+        before = self.counted[overlapping]
         add_step(
             c("sm"), c("task"), c("flags"), c("claim"), c("ready"), c("begin"), c("end"), c("publish"), step.order, since,
             until, sms, self.full, group, op, size, len(self.active), sums, of_tasks["tasks"], of_tasks["skipped"],
             of_tasks["bytes"], active, self.counted[int(lossy)], self.seen[step.graph], total.steps, self.work,
         )  # fmt: skip
+        if self.at_once[step.graph] > 1:
+            self.counted[overlapping] = before

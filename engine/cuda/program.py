@@ -38,7 +38,7 @@ class Program:
 def tiling_of(config: ModelConfig, tiling: Tiling, bucket: int) -> Tiling:
     """The tiling of steps in the kernel for ``bucket`` rows."""
     merge = -(-config.head_dim // 32) if bucket == 1 else 1  # an element a lane
-    return replace(tiling, norm_tasks=bucket > ROWS, top_k_tasks=bucket > 1, merge=merge)
+    return replace(tiling, norm_tasks=bucket > ROWS, top_k_tasks=bucket > 1, merge=merge, teams=2 if bucket == 1 else 1)
 
 
 def dealt(graph: Graph, sms: int, policy: str, bucket: int) -> Schedule:

@@ -1,5 +1,7 @@
 """Whatever is wrong with records, every analysis counts it, adds up, and says what it left out: live, from a trace, flown."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_accounting import HAND, graph
@@ -63,21 +65,22 @@ for name in ("no such SM", "no such task"):
     CASES[name][1]["lost"] = 1
 
 
-def tell(sink, steps):
-    sink.graph(0, graph(), Schedule.from_lists([[0, 1], [2, 3]]))
+def tell(sink, steps, teams=1):
+    sink.graph(0, replace(graph(), meta={"teams": teams}), Schedule.from_lists([[0, 1], [2, 3]]))
     for records, info in steps:
         sink.step(info, records)
     return sink
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=[*CASES, "two teams"])
 def broken(request, tmp_path_factory):
     """(trace, live store, expected faults)."""
-    steps, faults = CASES[request.param]
+    teams = 2 if request.param == "two teams" else 1  # whose SMs compute two tasks at once: nothing is wrong with that
+    steps, faults = (CASES["overlapping"][0], {}) if teams == 2 else CASES[request.param]
     path = tmp_path_factory.mktemp("broken") / "t.mkt"
     with TraceWriter(path, kind="measured", device="cpu") as writer:
-        tell(writer, steps)
-    return Trace.open(path), tell(LiveStore(), steps), dict.fromkeys(FAULTS, 0) | faults
+        tell(writer, steps, teams)
+    return Trace.open(path), tell(LiveStore(), steps, teams), dict.fromkeys(FAULTS, 0) | faults
 
 
 def totals(name, source):
