@@ -9,7 +9,7 @@ from mkviz.record import LIVE, RECORD
 CHUNK, CHUNK_K16, FRAGMENT = 16384, 32, 512  # bytes, k16 fragments, bytes
 ROWS = 8  # columns of a tensor-core tile
 BUCKETS = (8, 16, 32, 64, 128, 256)  # rows of a step that a kernel is compiled for, besides that for one row
-USUAL_ROWS = 64  # of the widest of them, where nobody asks for more: those beyond have not run on a GPU yet
+USUAL_ROWS = 64  # of the widest of them, where nobody asks for more: the speed of those beyond has not been measured
 MATH_WARPS, FEEDERS, STORERS = 8, 3, 4
 WARPS = MATH_WARPS + 1 + FEEDERS + STORERS
 ROLES = ("loader", "feeder", "math", *(f"storer {i}" for i in range(STORERS)))

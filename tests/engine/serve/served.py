@@ -27,4 +27,6 @@ def serving(engine, **settings):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", service
     finally:
         server.should_exit = True
+        thread.join(60)
+        server.force_exit = True  # a test may have left a connection that never ends
         thread.join()
