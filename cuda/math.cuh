@@ -29,12 +29,13 @@ struct Math {
     return reads_x(t.op) && 2 * ((t.k16 + CHUNK_K16 - 1) / CHUNK_K16) <= b.p.stages;
   }
 
-  // Until the other team has finished its share of the first `n` blocks.
+  // Until the other team has finished its share of the first `n` blocks.  A poll takes some ten ns, and who the other team waits for must
+  // be the first to give up.
   __device__ __forceinline__ bool other_team(u32 n, const Task& t) {
     u32 other = b.warp >> 2 ^ 1, target = (n + (other ^ 1)) / 2 * 4;
     for (u32 polls = 0; (int)(ptx::peek(b.s.turns[other]) - target) < 0; ++polls) {
       if ((polls & 63) == 63 && aborted(b.s.abort)) return false;
-      if (polls > b.s.poll_budget) return give_up(ROLE_MATH, t.id, NO_COUNTER, 0, target, walk.step);
+      if (polls >> 6 > b.s.poll_budget) return give_up(ROLE_MATH, t.id, NO_COUNTER, 0, target, walk.step);
     }
     return true;
   }
@@ -59,14 +60,9 @@ struct Math {
   struct Next {
     Math& m;
     const Task& t;
-    __device__ __forceinline__ const char* wait() { return wait(m.place); }
-    __device__ __forceinline__ const char* ahead() {  // the one behind it, which is read before this one is released
-      Place place = m.place;
-      place.next(m.b.p.stages);
-      return wait(place);
-    }
-    __device__ __forceinline__ const char* wait(const Place& place) {
+    __device__ __forceinline__ const char* wait() {
       Block& b = m.b;
+      const Place& place = m.place;
       if (!m.failed && !m.walk.wait.barrier(b.s.full[place.stage], place.phase, t.id, m.walk.step)) m.failed = true;
 #if MK_TRACE > 1
       m.last_chunk = ptx::cycles();
