@@ -17,6 +17,7 @@ import pytest
 
 from engine.checkpoint import Weights
 from engine.config import load_config
+from engine.cuda import abi
 from engine.cuda import backend as module
 from engine.cuda.device import Device
 from engine.cuda.link import DeviceLink, DeviceRings
@@ -127,17 +128,23 @@ class _Rings(DeviceRings):
 
 
 class EmulatedBackend(module.CudaBackend):
-    """``seed``: of the order in which warps take turns (0: always the same)."""
+    """``seed``: of the order in which warps take turns and copies land (0: always the same).  ``stages``: at most so many of
+    the ring in the kernel for one row."""
 
     known = False  # one library for all models: g++ takes some seconds for each
 
-    def __init__(self, config, weights, *, sms: int = 2, seed: int = 1, **options):
-        self.seed = seed
+    def __init__(self, config, weights, *, sms: int = 2, seed: int = 1, stages: int = 16, **options):
+        self.seed, self.stages = seed, stages
         with pytest.MonkeyPatch.context() as patch:
             cupy = Cupy()
             patch.setattr(module, "open_device", lambda: Device(cupy, "emulated", 90, sms, 232448, 1 << 40))
             patch.setattr(module, "DeviceRings", _Rings)
             super().__init__(config, weights, **{"trace": 0, "pages": 16, "poll_budget": 1 << 24, "max_steps": 8} | options)
+
+    def layout(self, rows, bucket=abi.ROWS):
+        stages, shared = super().layout(rows, bucket)
+        fewer = max(0, stages - self.stages) if bucket == 1 else 0
+        return stages - fewer, shared - fewer * abi.CHUNK
 
     def _compile(self):
         return {bucket: self._defines(bucket) for bucket in self.buckets}

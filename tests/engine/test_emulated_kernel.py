@@ -63,6 +63,16 @@ def test_no_turn_of_warps_and_no_batch_changes_a_bit(directory, trace):
     assert all(same_bits(a, b) for a, b in zip(logits, other, strict=True))
 
 
+@pytest.mark.parametrize("stages", [3, 4, 5])
+def test_two_teams_never_mistake_a_phase(directory, stages):
+    """A row alone, whose ring has few stages: warps rest now and then, and copies land late and in any order."""
+    expected = Rows(open_emulated(directory), PROMPTS[:1], seed=1).run(most=9)
+    one = Rows(open_emulated(directory, stages=stages, sms=1, seed=stages), PROMPTS[:1], seed=1)
+    while one.done[0] < len(PROMPTS[0]):
+        one.step([1])
+    assert same_bits(one.logits[0], expected[0])
+
+
 @pytest.mark.parametrize("rows", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", models("cohere"))
 def test_one_models_kernel_gives_the_same_bits(model, rows, tmp_path_factory, monkeypatch):

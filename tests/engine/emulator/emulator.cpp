@@ -31,7 +31,9 @@ static Fiber* now;
 static jmp_buf scheduler;
 static const void* params;
 static void (*body)(const void*);
-static unsigned threads_of_block;
+static unsigned threads_of_block, grid_seed;
+struct Copy { Fiber* of; std::function<void()> land; };
+static std::vector<Copy> copies;  // on their way
 
 Index thread_index() { return {now->thread}; }
 Index block_index() { return {now->block}; }
@@ -40,6 +42,11 @@ unsigned lane() { return now->thread & 31; }
 
 void yield() {
   if (_setjmp(now->at) == 0) _longjmp(scheduler, 1);
+}
+
+void later(std::function<void()> copy) {
+  if (grid_seed) copies.push_back({now, std::move(copy)});
+  else copy();
 }
 
 static void sleep_until_changed(unsigned* word) {
@@ -87,7 +94,7 @@ static void run() {
 static void grid(void (*function)(const void*), const void* arguments, unsigned blocks, unsigned in_each, unsigned shared, unsigned seed) {
   size_t threads = (size_t)blocks * in_each, page = 4096, room = (shared + page - 1) / page * page;
   auto map = [](size_t n) { return (char*)mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); };
-  params = arguments, body = function, threads_of_block = in_each;
+  params = arguments, body = function, threads_of_block = in_each, grid_seed = seed;
   stacks = map(threads * STACK);
   fibers.assign(threads, Fiber()), warps.assign(threads / 32, Warp());
   in_block.assign(blocks, 0), block_generation.assign(blocks, 0), memory.clear();
@@ -106,12 +113,19 @@ static void grid(void (*function)(const void*), const void* arguments, unsigned 
     random = random * 1664525u + 1013904223u;
     return (unsigned)((uint64_t)random * n >> 32);
   };
+  std::vector<unsigned> rests(order.size());  // rounds for which a warp does nothing, now and then
   for (bool left = true; left;) {
     left = false;
     if (seed)
       for (size_t i = order.size() - 1; i; --i) std::swap(order[i], order[draw(i + 1)]);
+    for (size_t i = copies.size(); i--;)
+      if (draw(8) == 0) {
+        now = copies[i].of, copies[i].land();
+        std::swap(copies[i], copies.back()), copies.pop_back();
+      }
     for (unsigned w : order) {
-      unsigned turns = seed ? draw(4) : 1;
+      if (seed && draw(500) == 0) rests[w] = draw(200);
+      unsigned turns = rests[w] ? --rests[w], 0 : seed ? draw(4) : 1;
       for (unsigned t = 0; t < turns; ++t)
         for (unsigned i = w * 32; i < w * 32 + 32; ++i) {
           Fiber& f = fibers[i];
@@ -128,6 +142,22 @@ static void grid(void (*function)(const void*), const void* arguments, unsigned 
 
 extern "C" void emulate(const void* params, unsigned blocks, unsigned shared, unsigned seed) {
   emu::grid([](const void* p) { megakernel(*(const Params*)p); }, params, blocks, THREADS, shared, seed);
+}
+
+// The experts of a row of router logits, and what they count for, by a warp alone.
+struct Routes { const Model* params; u32* expert; float* weight; };
+
+static void route_one(const void* arguments) {
+  auto [params, expert, weight] = *(const Routes*)arguments;
+  float logits[MAX_EXPERTS / 32];
+  u32 used[MAX_EXPERTS / 32] = {};
+  load_logits(*params, 0, emu::lane(), logits);
+  route_row(*params, logits, emu::lane(), used, [&, e = expert, w = weight](u32 k, u32 id, float v) { e[k] = id, w[k] = v; });
+}
+
+extern "C" void emulate_route(const void* params, unsigned* expert, float* weight) {
+  Routes routes = {(const Model*)params, expert, weight};
+  emu::grid(route_one, &routes, 1, 32, 128, 0);
 }
 
 #if MK_SAMPLING

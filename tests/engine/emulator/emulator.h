@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 
 namespace emu {
 
@@ -18,6 +19,7 @@ char* shared_memory();
 void yield();
 void sync_block();
 unsigned lane();
+void later(std::function<void()> copy);  // done at some turn to come, in any order; at once where the seed is 0
 // Leave `bytes` (at most 32) for the warp's others and see what they left: 32 slots of 32 bytes.  Dies when they are elsewhere.
 char* meet(Kind kind, const void* mine, unsigned bytes);
 
