@@ -151,7 +151,10 @@ static void route_one(const void* arguments) {
   auto [params, expert, weight] = *(const Routes*)arguments;
   float logits[MAX_EXPERTS / 32];
   u32 used[MAX_EXPERTS / 32] = {};
-  load_logits(*params, 0, emu::lane(), logits);
+  for (u32 q = 0; q < MAX_EXPERTS / 32; ++q) {
+    u32 id = q * 32 + emu::lane();
+    logits[q] = id < params->experts ? ((const float*)params->router_logits)[id] : NEG_INF;
+  }
   route_row(*params, logits, emu::lane(), used, [&, e = expert, w = weight](u32 k, u32 id, float v) { e[k] = id, w[k] = v; });
 }
 
