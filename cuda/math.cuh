@@ -20,12 +20,13 @@ struct Math {
   // one team time and not the SM.  Everything else all eight do together.
   u32 units = 0;           // such blocks so far
   u32 counts = 1;          // arrivals of a warp for a chunk and a tile: two where its team is alone
+  static __device__ __forceinline__ u32 chunks_of(const Task& t) { return (t.k16 + CHUNK_K16 - 1) / CHUNK_K16; }  // of a block
   __device__ __forceinline__ bool theirs() const { return ((units ^ b.warp >> 2) & 1) != 0; }
 
   // Whether what lies ahead is told by one bit of a barrier's phase: of what the other team takes, only the last block before may be
   // unfinished, and the ring has room for that and this.
   __device__ __forceinline__ bool in_teams(const Task& t) const {
-    return reads_x(t.op) && 2 * ((t.k16 + CHUNK_K16 - 1) / CHUNK_K16) <= b.p.stages;
+    return reads_x(t.op) && 2 * chunks_of(t) <= b.p.stages;
   }
 
   // Until the other team has finished its share of the first `n` blocks.  It may be at a wait for a counter, and of shared memory many
@@ -47,6 +48,11 @@ struct Math {
 #else
   static constexpr u32 counts = 1;
 #endif
+
+  __device__ __forceinline__ u32 tiles_of(u32 storer) const { return tiles >> (8 * storer) & 255; }
+  __device__ __forceinline__ void finished_tile(u32 storer, u32 n) {  // the n-th
+    tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
+  }
 
   __device__ __forceinline__ void arrive(u64& bar, u32 n) const {
     ptx::arrive(ptx::shared_address(&bar));
@@ -165,14 +171,14 @@ struct Math {
 #if MK_ROWS > 8
   // The next tile of the task's storer, free to be written; null: the launch is given up.
   __device__ __forceinline__ Tile* open(const Task& t) {
-    u32 storer = t.storer, n = tiles >> (8 * storer) & 255;
+    u32 storer = t.storer, n = tiles_of(storer);
     if (!walk.wait.barrier(b.s.tile_empty[storer][n & 1], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return nullptr;
     return &b.s.tile[storer][n & 1];
   }
 
   __device__ __forceinline__ bool close(const Task& t, Tile& tile, bool last) {
     if (failed) return false;
-    u32 storer = t.storer, n = tiles >> (8 * storer) & 255;
+    u32 storer = t.storer, n = tiles_of(storer);
 #if MK_TRACE
     if (in_turn()) {
       if (b.lane == 0) tile.work = walk.work;
@@ -181,7 +187,7 @@ struct Math {
 #endif
     __syncwarp();
     if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.tile_full[storer][n & 1]));
-    tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
+    finished_tile(storer, n);
     return true;
   }
 
@@ -218,7 +224,7 @@ struct Math {
   }
 #else
   __device__ __forceinline__ bool block(const Task& t, u32 index) {
-    u32 storer = t.storer, n = tiles >> (8 * storer) & 255, buffer = n & 1;
+    u32 storer = t.storer, n = tiles_of(storer), buffer = n & 1;
     if (!walk.wait.barrier(b.s.tile_empty[storer][buffer], ((n >> 1) & 1) ^ 1, t.id, walk.step)) return false;
     Tile& tile = b.s.tile[storer][buffer];
     Next next{*this, t};
@@ -280,7 +286,7 @@ struct Math {
 #endif
     __syncwarp();
     if (b.lane == 0) arrive(b.s.tile_full[storer][buffer], counts);
-    tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
+    finished_tile(storer, n);
     return true;
   }
 #endif
@@ -288,9 +294,8 @@ struct Math {
 #if MK_ROWS == 1
   // A block that the other team takes.
   __device__ __forceinline__ void pass(const Task& t) {
-    place.skip((t.k16 + CHUNK_K16 - 1) / CHUNK_K16, b.p.stages);
-    u32 storer = t.storer, n = tiles >> (8 * storer) & 255;
-    tiles = (tiles & ~(255u << 8 * storer)) | ((n + 1) & 255) << 8 * storer;
+    place.skip(chunks_of(t), b.p.stages);
+    finished_tile(t.storer, tiles_of(t.storer));
     ++units;
   }
 

@@ -17,9 +17,9 @@ FAULTS_OF_LANES = ("broken", "repeated", "overlapping", "clipped")
 FAULTS = ("lost", "strays", *FAULTS_OF_LANES)
 
 
-def at_once(graph: Graph) -> int:
-    """How many tasks an SM computes at the same time: ``graph.meta["teams"]``."""
-    return int(graph.meta.get("teams", 1))
+def in_turn(graph: Graph) -> bool:
+    """Whether an SM computes one task at a time, or as many as ``graph.meta["teams"]`` says."""
+    return graph.meta.get("teams", 1) == 1
 
 
 class Faults:
@@ -42,7 +42,7 @@ class Faults:
         self.lossy += step.lost > 0
         self.counts["lost"] += step.lost
         self.counts["strays"] += step.strays
-        self.of_lanes(step.lanes, step.events, step.begin, step.end, at_once(step.graph) == 1)
+        self.of_lanes(step.lanes, step.events, step.begin, step.end, in_turn(step.graph))
         self.waits |= len(step.graph.wait_counter) > 0 or bool((step.events["last_wait"] != NO_WAIT).any())
         self.bytes |= bool(step.graph.bytes.any()) or bool((step.events["flags"] & FLAG_BYTES_LAST).any())
 

@@ -11,7 +11,7 @@ import numpy as np
 from mkviz.accounting import KINDS, charge_lanes, is_large
 from mkviz.blame import Blame, blame
 from mkviz.dashboard.units import decimal
-from mkviz.faults import Faults, at_once
+from mkviz.faults import Faults, in_turn
 from mkviz.machine import named_in
 from mkviz.record import EVENT, KIND_MASK, KIND_SKIPPED, KIND_TASK
 from mkviz.step_bytes import TraceBytes
@@ -291,7 +291,7 @@ class Account:
 
     def _in_turn(self, graph: np.ndarray) -> np.ndarray:
         """Whether SMs compute one task at a time in steps of these graphs."""
-        return ~np.isin(graph, [i for i, (g, _) in self._graphs.items() if at_once(g) > 1])
+        return ~np.isin(graph, [i for i, (g, _) in self._graphs.items() if not in_turn(g)])
 
     def _add_tasks(self, events: np.ndarray, row: np.ndarray) -> None:
         lane = (row - row[0]) * self.sms + events["sm"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from mkviz.errors import MkvizError
-from mkviz.faults import FAULTS_OF_LANES, Faults, at_once
+from mkviz.faults import FAULTS_OF_LANES, Faults, in_turn
 from mkviz.record import FLAG_BYTES_LAST, KIND_MASK, KIND_TASK
 from mkviz.step_bytes import TraceBytes
 from mkviz.step_records import refuse_endless, stand_in
@@ -191,7 +191,7 @@ class Lanes:
     def __init__(self, graphs: dict[int, tuple[Graph, int]]):
         self._seen = {i: np.zeros(len(graph), np.int64) for i, (graph, _) in graphs.items()}
         self._bytes = {i: bool(graph.bytes.any()) for i, (graph, _) in graphs.items()}
-        self._at_once = {i: at_once(graph) for i, (graph, _) in graphs.items()}
+        self._in_turn = {i: in_turn(graph) for i, (graph, _) in graphs.items()}
         self._counted = np.zeros(4, np.int64)
         self._times = np.empty((0, 0), np.int64)
         self._faults = Faults()
@@ -213,13 +213,12 @@ class Lanes:
             self._times = np.empty((LANE_TIMES, 2 * n + 1), np.int64)
         self.ptr, self.left = np.empty(step.sms + 1, np.int64), np.empty(step.sms, np.int64)
         self.open_end = np.empty(step.sms, np.bool_)
-        c, overlapping = step.column, self._counted[FAULTS_OF_LANES.index("overlapping")]
+        c = step.column
         count = lane_times(
             c("sm"), c("task"), c("flags"), c("ready"), c("begin"), c("end"), c("publish"), step.order, step.since, step.until,
-            step.sms, self._seen[step.graph], faults.steps, self._counted, self._times, self.ptr, self.left, self.open_end,
+            step.sms, self._in_turn[step.graph], self._seen[step.graph], faults.steps, self._counted, self._times, self.ptr,
+            self.left, self.open_end,
         )  # fmt: skip
-        if self._at_once[step.graph] > 1:
-            self._counted[FAULTS_OF_LANES.index("overlapping")] = overlapping
         self.times = self._times[:, :count]
         return count > 0 and not step.lost
 

@@ -66,14 +66,15 @@ def sort_rows(rows, key):
 
 
 @njit(cache=True, nogil=True)
-def lane_times(sm, task, flags, ready, begin, end, publish, order, since, until, sms, seen, stamp, faults, times, ptr, left,
-               open_end):  # fmt: skip
+def lane_times(sm, task, flags, ready, begin, end, publish, order, since, until, sms, in_turn, seen, stamp, faults, times,
+               ptr, left, open_end):  # fmt: skip
     """The sound records of a step on their lanes; ``order``: its good records, tasks by SM, begin and end, others anywhere.
 
     ``times`` i64[LANE_TIMES, len(order) or more], a column for each, ascending by lane: task; ready, begin, end, publish (or
     end, where that is later) and free, ns since the step began; whether it is in doubt what the lane did before; the record's
     row.  ``ptr`` i64[sms + 1]: which are of each lane; ``left`` i64[sms], ``open_end`` bool[sms]: as in ``LaneTimes``.
-    ``faults`` i64[4] grow.  ``seen`` i64 per task of the graph: the ``stamp`` of the last step that it was in.
+    ``faults`` i64[4] grow; records may overlap where SMs do not compute ``in_turn``.
+    ``seen`` i64 per task of the graph: the ``stamp`` of the last step that it was in.
     """
     left[:] = 0
     open_end[:] = False
@@ -97,7 +98,7 @@ def lane_times(sm, task, flags, ready, begin, end, publish, order, since, until,
             continue
         seen[t] = stamp
         b, e = clip(begin[i], since, until), clip(end[i], since, until)
-        faults[OVERLAPPING] += b < free
+        faults[OVERLAPPING] += in_turn and b < free
         times[TASK, n], times[BEGIN, n], times[END, n], times[FREE, n] = t, b, e, free
         times[READY, n], times[PUBLISHED, n] = clip(ready[i], since, until), max(clip(publish[i], since, until), e)
         times[DOUBT, n], times[ROW, n] = doubt, i

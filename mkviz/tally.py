@@ -12,7 +12,7 @@ import numpy as np
 
 from mkviz.accounting import ENTRY, KINDS, NOTES, ROLES, Account
 from mkviz.errors import MkvizError
-from mkviz.faults import FAULTS, FAULTS_OF_LANES, Faults, at_once
+from mkviz.faults import FAULTS, FAULTS_OF_LANES, Faults, in_turn
 from mkviz.record import FLAG_BYTES_LAST, NO_WAIT
 from mkviz.step_records import MOST_NS
 from mkviz.sweep import Sweep, Swept
@@ -164,7 +164,7 @@ class _Adder:
             {name: np.zeros(count, np.int64) for name in OF_TASKS}, {}, 0, 0, 0, 0, dict.fromkeys(FAULTS, 0),
             dict.fromkeys(FAULTS, 0), False, False, {name: values[:0] for name, values in sweep.table.items()},
         )  # fmt: skip
-        self.at_once = {i: at_once(graph) for i, (graph, _) in self.graphs.items()}
+        self.in_turn = {i: in_turn(graph) for i, (graph, _) in self.graphs.items()}
         self.told = {i: (len(graph.wait_counter) > 0, bool(graph.bytes.any())) for i, (graph, _) in self.graphs.items()}
         self.active = np.zeros(len(ops), np.int64)
         self.seen = {i: np.zeros(len(graph), np.int64) for i, (graph, _) in self.graphs.items()}
@@ -210,12 +210,9 @@ class _Adder:
             of_tasks = {name: np.zeros_like(values) for name, values in of_tasks.items()}
         if self.work.shape[1] < len(step.order):
             self.work = np.empty((WORK, 2 * len(step.order)), np.int64)
-        overlapping = int(lossy), FAULTS_OF_LANES.index("overlapping")
-        before = self.counted[overlapping]
         add_step(
             c("sm"), c("task"), c("flags"), c("claim"), c("ready"), c("begin"), c("end"), c("publish"), step.order, since,
-            until, sms, self.full, group, op, size, len(self.active), sums, of_tasks["tasks"], of_tasks["skipped"],
-            of_tasks["bytes"], active, self.counted[int(lossy)], self.seen[step.graph], total.steps, self.work,
+            until, sms, self.in_turn[step.graph], self.full, group, op, size, len(self.active), sums, of_tasks["tasks"],
+            of_tasks["skipped"], of_tasks["bytes"], active, self.counted[int(lossy)], self.seen[step.graph], total.steps,
+            self.work,
         )  # fmt: skip
-        if self.at_once[step.graph] > 1:
-            self.counted[overlapping] = before

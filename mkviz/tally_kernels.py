@@ -69,8 +69,8 @@ def _covered(begin, end, begins, ends):
 
 
 @njit(cache=True, nogil=True)
-def add_step(sm, task, flags, claim, ready, begin, end, publish, order, since, until, sms, roles, group_of, op_of, size_of, ops,
-             sums, tasks_of, skipped_of, bytes_of, active_of, faults, seen, stamp, work):  # fmt: skip
+def add_step(sm, task, flags, claim, ready, begin, end, publish, order, since, until, sms, in_turn, roles, group_of, op_of,
+             size_of, ops, sums, tasks_of, skipped_of, bytes_of, active_of, faults, seen, stamp, work):  # fmt: skip
     """Add one whole step; ``order``: its good records, tasks by SM, begin and end, others anywhere.
 
     ``sums`` i64[sms or 1 for all, groups + 1, 9], the last group for what belongs to no task; the others i64 per group
@@ -123,7 +123,7 @@ def add_step(sm, task, flags, claim, ready, begin, end, publish, order, since, u
             b, e, r = clip(begin[i], since, until), clip(end[i], since, until), clip(ready[i], since, until)
             if sound:
                 seen[t] = stamp
-                faults[OVERLAPPING] += b < free
+                faults[OVERLAPPING] += in_turn and b < free
                 idle = max(b - free, 0)
                 told = np.int64(0) if doubt else idle
                 wait = min(max(r - free, 0), told)
