@@ -147,12 +147,14 @@ def build_model(family, **settings):
     return model_class(config).eval()
 
 
-def make_checkpoint(directory, family, *, storage="float32", sharded=False, fused=False, seed=0, spread=0.0, **settings):
+def make_checkpoint(directory, family, *, storage="float32", sharded=False, fused=False, seed=0, spread=0.0, sharp=1.0,
+                    **settings):  # fmt: skip
     """Write a random checkpoint into ``directory`` and return the transformers model (float32, eager, eval) of those weights.
 
     ``settings`` go over a tiny base config of the family.  ``storage``: dtype of the file, and the returned model holds the
     rounded weights.  ``sharded``: several files with an index.  ``fused``: experts as gate_up_proj and down_proj tensors.
     ``spread``: rows of embedding and head are scaled by exp(spread · normal), so that few tokens compete to be the greedy one.
+    ``sharp``: the deviation of attention's scores: of keys as many as n · exp(-sharp²) of n weigh something.
     """
     model = build_model(family, **settings)
     generator = torch.Generator().manual_seed(seed)
@@ -166,6 +168,8 @@ def make_checkpoint(directory, family, *, storage="float32", sharded=False, fuse
                 values = 0.3 * values
             elif "embed_tokens" not in name:
                 values = values * (1.5 if name.endswith("mlp.gate.weight") else 1.0) / parameter.shape[-1] ** 0.5
+            if "q_proj" in name:
+                values = sharp * values
             if spread and ("embed_tokens" in name or "lm_head" in name):
                 values = values * torch.exp(spread * torch.randn(len(values), 1, generator=generator))
             parameter.copy_(values.to(dtype).float())

@@ -53,16 +53,19 @@ def row_errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
 
 
-def beyond_noise(exact: np.ndarray, rounded: np.ndarray, k: int, sigmas: float = 2) -> np.ndarray:
+def beyond_noise(exact: np.ndarray, rounded: np.ndarray, k: int, sigmas: float = 2, by_row=False) -> np.ndarray:
     """bool[rows]: whether the k-th largest value of a row leads the next by more than rounding noise.
 
     Noise is that of transformers' own bf16 run, for each column by itself: the standard deviation that the median of the
-    differences tells (a row whose experts changed is no measure of rounding), of the two values together.
+    differences tells (a row whose experts changed is no measure of rounding), of the two values together.  ``by_row``: and
+    of each row by how far off it is as a whole: where few keys decide, rounding weighs much in some rows.
     """
     noise = np.median(np.abs(rounded - exact), axis=0) / 0.6745  # of a normal distribution
     order = np.argpartition(-exact, [k - 1, k], axis=1)
     rows, first, second = np.arange(len(exact)), order[:, k - 1], order[:, k]
-    return exact[rows, first] - exact[rows, second] > sigmas * np.hypot(noise[first], noise[second])
+    off = np.linalg.norm(rounded - exact, axis=1)
+    more = off / np.median(off) if by_row else 1
+    return exact[rows, first] - exact[rows, second] > sigmas * more * np.hypot(noise[first], noise[second])
 
 
 def routing_decided(exact: Forward, rounded: Forward, length: int) -> np.ndarray:

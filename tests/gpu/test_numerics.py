@@ -21,10 +21,10 @@ LIMIT = 1.5  # our error by that of transformers' bf16 run
 EXCLUDED = 0.05  # share of rows whose greedy token rounding may decide
 
 
-def compare(evidence, test, ours, exact, rounded, length, **where):
+def compare(evidence, test, ours, exact, rounded, length, by_row=False, **where):
     """Error and greedy tokens of all rows of sequences of ``length``; asserts the limits."""
     mine, theirs = row_errors(ours, exact.logits), row_errors(rounded.logits, exact.logits)
-    clear, routed = beyond_noise(exact.logits, rounded.logits, 1), routing_decided(exact, rounded, length)
+    clear, routed = beyond_noise(exact.logits, rounded.logits, 1, by_row=by_row), routing_decided(exact, rounded, length)
     differ = ours.argmax(1) != exact.logits.argmax(1)
     figures = {
         "rows": len(ours), "error": relative(ours, exact.logits), "bf16 error": relative(rounded.logits, exact.logits),
