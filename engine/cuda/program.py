@@ -17,7 +17,7 @@ from mkviz.policies import make_schedule
 from mkviz.schedule import Schedule
 
 _ROUTED = np.isin(OPS, ["expert_up", "expert_down"])
-_VECTOR = np.isin(OPS, ["embed", "merge", "pick", "sample", "norm", "top_k"])  # no products: a storer alone does them
+VECTOR = ("embed", "merge", "pick", "sample", "norm", "top_k")  # no products: a storer alone does them
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ def _assign_storers(tasks: np.ndarray, sm: np.ndarray, ptr: np.ndarray) -> np.nd
     The last storer has the tasks without products, the others finished tiles in turn: a merge waits for other SMs, and tiles
     of experts behind it would wait with it, or it with them.
     """
-    vector, sms, length = _VECTOR[tasks["op"]], len(ptr) - 1, np.diff(ptr)
+    vector, sms, length = np.isin(OPS, VECTOR)[tasks["op"]], len(ptr) - 1, np.diff(ptr)
     tiles = np.concatenate([[0], np.cumsum(~vector)])  # before each task
     tasks["storer"] = np.where(vector, STORERS - 1, (tiles[:-1] - tiles[ptr[sm]]) % (STORERS - 1))
     whose = sm * STORERS + tasks["storer"]

@@ -76,6 +76,31 @@ def test_producers_that_wait_for_nothing(graph):
     assert "a: 1 of 2; raised by load · tile 0 on SM 0, load · tile 1 on SM 0; check the schedule" in text
 
 
+def test_a_producer_behind_one_that_waits():
+    """Nothing keeps load from running but that its SM is at mul, whose input nobody makes; merges are not in its way."""
+    g = GraphBuilder("two", ("make", "merge", "mul", "load", "sum"))
+    a, b, c = (g.counter(name) for name in "abc")
+    g.task("make", raises=[a])
+    g.task("merge", waits=[c])
+    g.task("mul", waits=[a])
+    g.task("load", raises=[b])
+    g.task("sum", waits=[b], raises=[c])
+    text = said(g.build(), [[1, 2, 3], [4]], FEEDER, 4, 1, [0, 0, 0])
+    assert text == (
+        "step stuck: sum (task 4) on SM 1 feeder waits for counter b: 0 of 1; raised by load on SM 0 behind mul, which "
+        "waits for a: 0 of 1; raised by make on no SM; give every task to an SM"
+    )
+
+
+def test_tasks_that_wait_for_each_other(graph):
+    """A list in an order that no run can follow: load stands behind the mul that needs it."""
+    text = said(graph, [[3, 1], [0, 2, 4]], FEEDER, 2, 0, [1, 0, 0])
+    assert text == (
+        "step stuck: mul · tile 0 (task 2) on SM 1 feeder waits for counter a: 1 of 2; raised by load · tile 1 on SM 0 behind "
+        "mul · tile 1, which waits for a again; check the schedule (mkviz schedule check)"
+    )
+
+
 @pytest.mark.parametrize("epoch", [0, 1000, 2**31 - 1, 2**32 - 3])
 def test_arrivals_are_those_of_the_step(graph, epoch):
     """Counters go on growing, and wrap: 1000 steps before, or almost 2^32 arrivals."""

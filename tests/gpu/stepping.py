@@ -43,4 +43,5 @@ def cut_page(backend, page: int, to: int, keys: int) -> None:
     token_of_v = fragments(order.reshape(c.head_dim, PAGE), np) % PAGE
     kv[:, :, 0, token_of_k >= keys] = 0
     kv[:, :, 1, token_of_v >= keys] = 0
-    backend._arrays["kv"][to].set(kv.reshape(-1))
+    with backend._stream:  # in order with the steps
+        backend._arrays["kv"][to].set(kv.reshape(-1))

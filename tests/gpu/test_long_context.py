@@ -11,7 +11,7 @@ from rows import same_bits
 from stepping import cut_page, make_plan, open_cuda
 from test_numerics import LIMIT, compare
 
-from engine.tiling import PAGE
+from engine.tiling import PAGE, SPLIT
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +20,6 @@ AROUND = 64  # rows on either side of 128K, and before the end
 CONTEXTS = (LENGTH // 2 - 1, LENGTH // 2, LENGTH // 2 + 1, LENGTH - 63, LENGTH - 1, LENGTH)
 PREFILL = 64  # rows of a step
 CHUNK = 256  # tokens that transformers reads at once
-LOST = 16  # pages: four of a thousand splits
 _COMMON = {"vocab_size": 1031, "max_position_embeddings": LENGTH, "storage": "bfloat16", "spread": 1.5, "sharp": 2.5,
            "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128}  # fmt: skip
 CASES = {
@@ -49,6 +48,8 @@ def read(model, tokens: np.ndarray) -> Forward:
             keep = wanted[(wanted >= at) & (wanted < at + CHUNK)] - at
             told = model(part, past_key_values=cache, use_cache=True, logits_to_keep=CHUNK if len(keep) else 1)
             cache = told.past_key_values
+            if at % (32 * CHUNK) == 0:
+                torch.cuda.empty_cache()  # a growing cache leaves a hole of each size that it had
             if len(keep):
                 out.append(told.logits[0, keep].float().cpu().numpy())
     return Forward(np.concatenate(out), {}, 0)
@@ -77,7 +78,7 @@ def test_long_contexts_against_transformers(case, tmp_path, evidence):
         gc.collect()
         torch.cuda.empty_cache()
     exact, rounded = references
-    backend = open_cuda(tmp_path, pages=LENGTH // PAGE + len(CONTEXTS) + LOST, rows=PREFILL)
+    backend = open_cuda(tmp_path, pages=LENGTH // PAGE + len(CONTEXTS) + 1, rows=PREFILL)
     ours = feed(backend, tokens)
     compare(evidence, "long context", ours, *references, len(ours), by_row=True, case=case)
     for name, part in (("128K", slice(0, 2 * AROUND)), ("256K", slice(2 * AROUND, None))):
@@ -100,14 +101,13 @@ def test_long_contexts_against_transformers(case, tmp_path, evidence):
 
 
 def check_that_splits_count(backend, tokens, exact, rounded, ours):
-    """Without four of a thousand splits the same comparison fails: these keys are attended to."""
-    spare = LENGTH // PAGE + len(CONTEXTS)
-    lost = np.arange(spare, spare + LOST, dtype=np.int32)
-    backend.zero_pages(lost.tolist())
-    pages, at = np.arange(LENGTH // PAGE, dtype=np.int32)[None].copy(), LENGTH - PREFILL
-    pages[0, 512 : 512 + LOST] = lost
+    """Without 32 of a thousand splits the same comparison fails: their keys are attended to."""
+    zeros, lost, at = LENGTH // PAGE + len(CONTEXTS), 32 * SPLIT // PAGE, LENGTH - PREFILL
+    backend.zero_pages([zeros])
+    pages = np.arange(LENGTH // PAGE, dtype=np.int32)[None].copy()
+    pages[0, 512 : 512 + lost] = zeros
     without = backend.step(make_plan(tokens[at:], range(at, LENGTH), pages=pages)).logits
     last = slice(-PREFILL, None)
-    errors = [np.abs(x[last] - exact[last]).max() for x in (without, ours, rounded)]
-    print("largest difference without these, with all, of transformers in bf16:", *errors)
-    assert errors[0] > LIMIT * max(errors[1:])
+    error, mine, noise = (relative(x[last], exact[last]) for x in (without, ours, rounded))
+    print(f"error without 32 splits {error:.4f}, with all {mine:.4f}, of transformers in bf16 {noise:.4f}")
+    assert error > LIMIT * noise

@@ -140,7 +140,8 @@ def test_rows_that_want_no_logits_change_nothing(directory):
     every = backend.step(make_plan(tokens, positions))
     plan = make_plan(tokens, positions)
     plan.wants_logits[:] = [False, True, False, False, True]
-    backend._arrays["logits"].fill(np.nan)
+    with backend._stream:
+        backend._arrays["logits"].fill(np.nan)
     some = backend.step(plan)
     assert same_bits(some.logits[[1, 4]], every.logits[[1, 4]])
     assert np.isnan(backend._arrays["logits"].get()[[0, 2, 3]]).all(), "the kernel has stored what nobody wants"
@@ -204,13 +205,15 @@ def test_the_portable_copy_path(directory, evidence, monkeypatch):
 
 def poison(backend, pages: bool) -> None:
     """NaNs and wild indices wherever a step has to write before it reads; in the KV pages and rings too where ``pages``."""
-    for name, array in backend._arrays.items():
-        if name in INPUTS:
-            continue
-        array.fill({2: NAN16, 4: np.nan if array.dtype == np.float32 else ONES32, 8: ONES64}[array.dtype.itemsize])
-    if pages:
-        backend._arrays["kv"].fill(NAN16)
-        backend.rings.records.fill(ONES32)
+    with (
+        backend._stream
+    ):  # in order with the steps: on a stream of their own they would come whenever the GPU has time for them
+        for name, array in backend._arrays.items():
+            if name not in INPUTS:
+                array.fill({2: NAN16, 4: np.nan if array.dtype == np.float32 else ONES32, 8: ONES64}[array.dtype.itemsize])
+        if pages:
+            backend._arrays["kv"].fill(NAN16)
+            backend.rings.records.fill(ONES32)
 
 
 @pytest.mark.parametrize("trace", [0, 1])
@@ -247,7 +250,8 @@ def test_a_poisoned_ring_gives_no_record_of_its_own(directory):
     from mkviz.drain import Drain
 
     backend = open_cuda(directory, trace=1)
-    backend.rings.records.fill(ONES32)
+    with backend._stream:
+        backend.rings.records.fill(ONES32)
     drain = Drain(backend.rings.link(), expects_meta=False)
     for at in range(5):
         backend.step(make_plan([20 + at], [at]))
