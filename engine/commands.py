@@ -109,7 +109,8 @@ class Generate:
                     engine.remove_sink(recorder or writer)
                     if recorder is not None:
                         recorder.replay(writer)
-                    writer.close(complete)
+                    failure = engine.drain.failure
+                    writer.close(complete and failure is None)
                 print()
         finally:
             engine.close()
@@ -117,6 +118,8 @@ class Generate:
         if writer is not None:
             if writer.error:
                 raise MkvizError(writer.error, "free space, or another place")
+            if failure is not None:
+                raise MkvizError(f"trace {args.trace}: records could be read no more ({failure})", "it has the steps before")
             print(f"trace: {args.trace} (mkviz view {args.trace})", file=sys.stderr)
         return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -309,9 +310,11 @@ class CudaBackend:
 
     def finish(self) -> StepResult:
         plan, steps, rows, graph_id, program, arrays, epoch, bucket = self._running
-        self._stream.synchronize()
-        end = time.monotonic_ns()
-        self._range()
+        try:
+            self._stream.synchronize()
+        finally:
+            end = time.monotonic_ns()
+            self._range()
         self.device_us = self.cupy.cuda.get_elapsed_time(*self._events) * 1e3
         a = self._arrays
         abort = a["abort"].get(stream=self._stream).view(abi.ABORT)[0]
@@ -380,4 +383,5 @@ class CudaBackend:
         return error
 
     def close(self) -> None:
-        self._stream.synchronize()
+        with suppress(self.cupy.cuda.runtime.CUDARuntimeError):  # of a broken device: the step that broke it has said so
+            self._stream.synchronize()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import pytest
 from rows import Rows, demo_directory, open_backend
 
 from engine.chat import render_chat
+from engine.cpu.backend import CpuBackend
 from engine.tokenizer import Tokenizer
 from mkviz.cli import main
 from mkviz.policies import POLICIES
+from mkviz.ring import HostLink
 from mkviz.schedule import Schedule
 from mkviz.trace import Trace, TraceWriter, writer
 
@@ -193,6 +196,36 @@ def test_a_full_disk_ends_the_trace_but_not_the_text(capsys, tmp_path, answers, 
     records = trace.records["step"].to_numpy()
     counts = np.bincount(records, minlength=len(steps))
     assert [len(trace.graphs[g][0]) for g in trace.steps["graph"].to_pylist()] == counts.tolist()
+
+
+@pytest.mark.parametrize("broken", ["link", "step", "both"])
+def test_a_device_that_breaks_costs_no_step_before_it(capsys, tmp_path, monkeypatch, broken):
+    """From the twelfth step on, as after an illegal access: no step runs, or nothing can be copied, or neither."""
+    path, steps, step, read = tmp_path / "out.mkt", [], CpuBackend.step, HostLink.read_live
+
+    def fails_when_broken(part, call):
+        def wrapped(*args):
+            if len(steps) > 11 and broken in (part, "both"):
+                raise RuntimeError(f"an illegal memory access, at {part}")
+            return call(*args)
+
+        return wrapped
+
+    def run(self, plan):
+        steps.append(plan)
+        time.sleep(0.05)  # more than twice the drain's interval: it has read the step before
+        return fails_when_broken("step", step)(self, plan)
+
+    monkeypatch.setattr(CpuBackend, "step", run)
+    monkeypatch.setattr(HostLink, "read_live", fails_when_broken("link", read))
+    argv = ["generate", "--raw", CODE, "--max-tokens", "40", "--trace", str(path)]
+    assert main(argv) != 0
+    assert "an illegal memory access, at " in capsys.readouterr().err
+    trace = Trace.open(path)
+    assert not trace.complete
+    told = trace.steps["step"].to_pylist()
+    assert told == list(range(len(told))) and len(told) >= 8
+    assert set(trace.records["step"].to_pylist()) == set(told)
 
 
 def mkviz(*argv, **options):
