@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -369,6 +370,19 @@ def test_no_driver_or_no_gpu(monkeypatch, status, what):
         open_device()
     text = one_line(error)
     assert text.startswith(f"cuda backend: {what}") and text.endswith("use --backend cpu")
+
+
+def test_a_gpu_that_is_too_old(monkeypatch):
+    """A T4 has less shared memory than the kernel wants, too, but that is not what is wrong with it."""
+    from engine.cuda.device import open_device
+
+    about = {"name": b"Tesla T4", "major": 7, "minor": 5, "multiProcessorCount": 40, "sharedMemPerBlockOptin": 65536}
+    runtime = SimpleNamespace(getDeviceCount=lambda: 1, getDeviceProperties=lambda index: about, CUDARuntimeError=RuntimeError)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=lambda: SimpleNamespace(id=0)))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(MkvizError) as error:
+        open_device()
+    assert one_line(error) == "Tesla T4: GPU architecture sm_75; sm_80 or newer (mma.sync on bf16), or use --backend cpu"
 
 
 def test_the_command_says_it_in_one_line():
