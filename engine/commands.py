@@ -69,6 +69,7 @@ class Generate:
         from engine.generator import EngineGenerator
         from mkviz.flight import SLOWEST, FlightRecorder
         from mkviz.trace import TraceWriter
+        from mkviz.trace.schema import label_of
 
         if args.slowest is not None and (args.trace is None or args.slowest < 1):
             raise MkvizError(f"--slowest {args.slowest}", "1 or more, with --trace")
@@ -88,7 +89,7 @@ class Generate:
                 writer = TraceWriter(
                     args.trace,
                     kind="measured",
-                    label=f"measured ({engine.device})" + (SLOWEST if args.slowest else ""),
+                    label=label_of("measured", engine.device) + (SLOWEST if args.slowest else ""),
                     device=engine.device,
                     overwrite=args.overwrite,
                     about={"flight": {"worst": args.slowest}} if args.slowest else None,

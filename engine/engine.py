@@ -118,7 +118,9 @@ class Engine:
 
     @property
     def device(self) -> str:
-        return self.backend.name
+        """What steps run on: ``cpu``, or the name of the GPU."""
+        device = getattr(self.backend, "device", None)
+        return device.name if device else self.backend.name
 
     # -- requests; any thread -------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.protocols import GenerateRequest, Piece, Sink, Source
 from mkviz.store import LiveStore
+from mkviz.trace.schema import label_of
 
 
 class EngineGenerator:
@@ -25,7 +26,7 @@ class EngineGenerator:
 
     def __init__(self, engine: Engine, raw: bool = False, live: bool = True):
         self.engine, self.raw = engine, raw
-        self._store = LiveStore(f"measured ({engine.device})", "measured")
+        self._store = LiveStore(label_of("measured", engine.device), "measured")
         if live:
             engine.add_sink(self._store)
 

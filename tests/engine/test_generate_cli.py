@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from rows import Rows, demo_directory, open_backend
 
 from engine.chat import render_chat
 from engine.cpu.backend import CpuBackend
+from engine.generator import open_generator
 from engine.tokenizer import Tokenizer
 from mkviz.cli import main
 from mkviz.policies import POLICIES
@@ -100,6 +103,18 @@ def test_trace(capsys, tmp_path, answers):
         mine = sorted(t for t, s in zip(records["task"], records["step"], strict=True) if s == step)
         assert mine == list(range(tasks[graph]))
     assert len(trace.routes) > 0
+
+
+def test_a_trace_names_the_gpu(tmp_path, monkeypatch):
+    """Not only that there was one: a simulation is fitted to traces of the machine that it knows, by this name."""
+    monkeypatch.setattr(CpuBackend, "device", SimpleNamespace(name="NVIDIA H200"), raising=False)
+    path = tmp_path / "out.mkt"
+    assert generate(PROMPT, "--trace", str(path)) == 0
+    trace = Trace.open(path)
+    assert (trace.meta["device"], trace.meta["label"]) == ("NVIDIA H200", "measured on NVIDIA H200")
+    assert trace.label == "recorded on NVIDIA H200"
+    with closing(open_generator(sms=2, workers=1)) as generator:
+        assert generator.source.label == "measured on NVIDIA H200"
 
 
 def test_existing_paths_are_not_overwritten_unasked(capsys, tmp_path):
