@@ -35,7 +35,7 @@ def options_of(kind, config: ModelConfig, batch: int, pages: int | None) -> dict
     """
     context = PagePool.pages_for(config.max_positions)
     if kind.name == "cuda":
-        wanted = pages or batch * context
+        wanted = batch * context if pages is None else pages
         return {"pages": wanted, "fit": pages is None, "sampling": True, "rows": None, "ring_capacity": None}
     if pages is None:
         page_bytes = kind.page_bytes(config)

@@ -69,6 +69,7 @@ class Generate:
         from engine.generator import EngineGenerator
         from mkviz.flight import SLOWEST, FlightRecorder
         from mkviz.trace import TraceWriter
+        from mkviz.trace.schema import label_of
 
         if args.slowest is not None and (args.trace is None or args.slowest < 1):
             raise MkvizError(f"--slowest {args.slowest}", "1 or more, with --trace")
@@ -88,7 +89,7 @@ class Generate:
                 writer = TraceWriter(
                     args.trace,
                     kind="measured",
-                    label=f"measured ({engine.device})" + (SLOWEST if args.slowest else ""),
+                    label=label_of("measured", engine.device) + (SLOWEST if args.slowest else ""),
                     device=engine.device,
                     overwrite=args.overwrite,
                     about={"flight": {"worst": args.slowest}} if args.slowest else None,
@@ -109,7 +110,8 @@ class Generate:
                     engine.remove_sink(recorder or writer)
                     if recorder is not None:
                         recorder.replay(writer)
-                    writer.close(complete)
+                    failure = engine.drain.failure
+                    writer.close(complete and failure is None)
                 print()
         finally:
             engine.close()
@@ -117,6 +119,8 @@ class Generate:
         if writer is not None:
             if writer.error:
                 raise MkvizError(writer.error, "free space, or another place")
+            if failure is not None:
+                raise MkvizError(f"trace {args.trace}: records could be read no more ({failure})", "it has the steps before")
             print(f"trace: {args.trace} (mkviz view {args.trace})", file=sys.stderr)
         return 0
 

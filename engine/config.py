@@ -19,6 +19,7 @@ from engine.layers import LayerSpec
 from mkviz.errors import MkvizError
 
 DTYPES = ("bfloat16", "float16", "float32")
+MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,8 @@ def _eos(f: Fields, directory: Path) -> tuple[int, ...]:
 
 def _build(f: Fields, kind: str, eos: tuple[int, ...]) -> ModelConfig:
     vocab, hidden, heads = f.integer("vocab_size"), f.integer("hidden_size"), f.integer("num_attention_heads")
+    if f.integer("num_hidden_layers") > MOST_LAYERS:  # before a spec is made of each
+        f.refuse("num_hidden_layers", f"at most {MOST_LAYERS}")
     own = FAMILIES[kind].build(f)
     kv_heads = f.integer("num_key_value_heads", heads)
     if heads % kv_heads:

@@ -118,7 +118,9 @@ class Engine:
 
     @property
     def device(self) -> str:
-        return self.backend.name
+        """What steps run on: ``cpu``, or the name of the GPU."""
+        device = getattr(self.backend, "device", None)
+        return device.name if device else self.backend.name
 
     # -- requests; any thread -------------------------------------------------------------------------------------------
 
@@ -190,10 +192,12 @@ class Engine:
         while self._thread.is_alive() and not self._abandoned:
             self._thread.join(0.1)
         self._watchdog.close()
-        if not self._abandoned:
-            self.backend.close()
-        if self.drain is not None:
-            self.drain.close()
+        try:
+            if not self._abandoned:
+                self.backend.close()
+        finally:
+            if self.drain is not None:
+                self.drain.close()
 
     def add_sink(self, sink: Sink) -> None:
         if self.drain is None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 import sys
 from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
 
 from engine.builder import StepShape, build_graph
 from engine.chat import render_chat
 from engine.engine import Engine
+from engine.models import fetched
 from engine.sampling import SamplingParams
 from engine.tiling import Tiling
 from mkviz.errors import MkvizError
 from mkviz.graph import Graph
 from mkviz.protocols import GenerateRequest, Piece, Sink, Source
 from mkviz.store import LiveStore
+from mkviz.trace.schema import label_of
+
+ON_CUDA = " on cuda"  # behind a model's name
+DRIVER = "libcuda.so.1"
 
 
 class EngineGenerator:
@@ -25,7 +33,7 @@ class EngineGenerator:
 
     def __init__(self, engine: Engine, raw: bool = False, live: bool = True):
         self.engine, self.raw = engine, raw
-        self._store = LiveStore(f"measured ({engine.device})", "measured")
+        self._store = LiveStore(label_of("measured", engine.device), "measured")
         if live:
             engine.add_sink(self._store)
 
@@ -82,8 +90,25 @@ class EngineGenerator:
 
 
 def open_generator(model: str | None = None, **options) -> EngineGenerator:
-    """Open the engine on a model: None or ``demo``, a fetched model's name, or a directory."""
+    """Open the engine on a model: None or ``demo``, a fetched model's name, or a directory; with ``on cuda`` behind it, on the
+    GPU."""
+    if model and model.endswith(ON_CUDA):
+        model, options = model.removesuffix(ON_CUDA).strip(), {"backend": "cuda"} | options
     return EngineGenerator(Engine(model, **options))
+
+
+def models() -> list[str]:
+    """What a page offers besides the demo on the CPU: where a GPU may be, the models at hand on it."""
+    return [name + ON_CUDA for name in ("demo", *fetched())] if _gpu() else []
+
+
+@cache
+def _gpu() -> bool:
+    """Whether CuPy and a driver are there.  Neither is started: who chooses a GPU is told what is wrong with it."""
+    try:
+        return find_spec("cupy") is not None and bool(ctypes.CDLL(DRIVER))
+    except OSError:
+        return False
 
 
 def opening() -> str:
@@ -92,4 +117,4 @@ def opening() -> str:
     return getattr(compiled, "words", str)()
 
 
-open_generator.opening = opening
+open_generator.opening, open_generator.models = opening, models

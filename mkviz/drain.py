@@ -117,13 +117,18 @@ class Drain:
         """The sink gets nothing more; it is not closed.  Unknown or detached sinks are ignored.
 
         With ``settle`` it gets what has happened so far first, and no token of a step that it does not get: what is told while
-        this runs waits.
+        this runs waits.  Where the rings cannot be read any more, it gets the steps that have been read, and ``failure`` says
+        why there is no more.
         """
         with self._lock:
             if settle:
-                self._take_inbox()
-                for _ in range(2):  # the frontier trails by one reading
-                    self._read()
+                try:
+                    self._take_inbox()
+                    for _ in range(2):  # the frontier trails by one reading
+                        self._read()
+                except Exception as error:  # with the device that the rings lie on, say
+                    self.failure = self.failure or error
+                    self._end()
             self._sinks = [s for s in self._sinks if s is not sink]
 
     # running
@@ -173,17 +178,21 @@ class Drain:
                 try:
                     self.poll()
                 except Exception as error:
-                    self.failure = error
-            before = self._counts()
-            self.stats.lost += self.stats.waiting - sum(len(e) for parts in self._events.values() for e in parts)
-            self._deliver(END)
-            self._tell_lost(before)
+                    self.failure = self.failure or error
+            self._end()
             if close_sinks:
                 self._tell("close", (complete,))
                 self._sinks = []
         return self.stats
 
     # under the lock
+
+    def _end(self) -> None:
+        """Nothing more will come: close every step that is left."""
+        before = self._counts()
+        self.stats.lost += self.stats.waiting - sum(len(e) for parts in self._events.values() for e in parts)
+        self._deliver(END)
+        self._tell_lost(before)
 
     def _read(self) -> int:
         before = self._counts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine.cuda.build import THREADS, megakernels
 from engine.cuda.defines import fixed_shared, kernel_defines, model_defines, model_fields
 from engine.cuda.device import Device, open_device
 from engine.cuda.link import DeviceRings
+from engine.cuda.options import check_options
 from engine.cuda.program import Program, dealt, make_program, tiling_of
 from engine.cuda.random_weights import RandomWeights
 from engine.cuda.stuck import StuckStep, stuck_step
@@ -65,18 +67,13 @@ class CudaBackend:
                  poll_budget: int = POLL_BUDGET, delays: int = 0, sms: int | None = None, sampling: bool = False,
                  rows: int | None = abi.ROWS, fit: bool = False):  # fmt: skip
         check_supported(config)
-        if trace not in (0, 1, 2):
-            raise MkvizError(f"trace: {trace!r}", "0 (off), 1 (a record a task) or 2 (with the phases inside)")
-        if rows not in (*abi.BUCKETS, None):
-            raise MkvizError(f"rows: {rows}", f"one of {', '.join(map(str, abi.BUCKETS))}")
-        if ring_capacity is not None and (ring_capacity < 4 or ring_capacity & (ring_capacity - 1)):
-            raise MkvizError(f"ring_capacity: {ring_capacity}", "a power of two, at least 4")
+        check_options(policy, trace, rows, ring_capacity, pages, max_steps, poll_budget)
         self.device: Device = open_device()
         self.config, self.policy, self.trace = config, policy or "balanced", int(trace)
-        self.sms = sms or self.device.sms
-        if self.sms > self.device.sms:
+        self.sms = self.device.sms if sms is None else sms
+        if not 1 <= self.sms <= self.device.sms:
             raise MkvizError(
-                f"sms: {self.sms}", f"at most the {self.device.sms} of {self.device.name}: all blocks must be resident"
+                f"sms: {self.sms}", f"1 to the {self.device.sms} of {self.device.name}: all blocks must be resident"
             )
         self.cupy = self.device.cupy
         self.max_steps, self.poll_budget, self.delays = max_steps, poll_budget, delays
@@ -309,9 +306,11 @@ class CudaBackend:
 
     def finish(self) -> StepResult:
         plan, steps, rows, graph_id, program, arrays, epoch, bucket = self._running
-        self._stream.synchronize()
-        end = time.monotonic_ns()
-        self._range()
+        try:
+            self._stream.synchronize()
+        finally:
+            end = time.monotonic_ns()
+            self._range()
         self.device_us = self.cupy.cuda.get_elapsed_time(*self._events) * 1e3
         a = self._arrays
         abort = a["abort"].get(stream=self._stream).view(abi.ABORT)[0]
@@ -380,4 +379,5 @@ class CudaBackend:
         return error
 
     def close(self) -> None:
-        self._stream.synchronize()
+        with suppress(self.cupy.cuda.runtime.CUDARuntimeError):  # of a broken device: the step that broke it has said so
+            self._stream.synchronize()

@@ -7,6 +7,8 @@ from typing import Any
 
 from mkviz.errors import MkvizError
 
+OLDEST = 80  # as in sm_80: the kernel multiplies bf16
+
 
 @dataclass(frozen=True)
 class Device:
@@ -37,8 +39,12 @@ def open_device() -> Device:
         raise MkvizError("cuda backend: no GPU found", "use --backend cpu")
     index = cupy.cuda.Device().id
     properties = cupy.cuda.runtime.getDeviceProperties(index)
+    arch = properties["major"] * 10 + properties["minor"]
+    if arch < OLDEST:
+        what = f"{properties['name'].decode()}: GPU architecture sm_{arch}"
+        raise MkvizError(what, f"sm_{OLDEST} or newer (mma.sync on bf16), or use --backend cpu")
     free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
     return Device(
-        cupy, properties["name"].decode(), properties["major"] * 10 + properties["minor"], properties["multiProcessorCount"],
+        cupy, properties["name"].decode(), arch, properties["multiProcessorCount"],
         properties["sharedMemPerBlockOptin"], free,
     )  # fmt: skip

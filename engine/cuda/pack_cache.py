@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ class PackCache:
         root = os.environ.get(VARIABLE)
         if not root:
             return None
-        key = hashlib.sha256(repr((VERSION, config, weights.fingerprint)).encode()).hexdigest()
+        packed = replace(config, max_positions=0)  # a shorter context is no reason for another copy
+        key = hashlib.sha256(repr((VERSION, packed, weights.fingerprint)).encode()).hexdigest()
         return cls(Path(root) / key[:24])
 
     def load(self, piece: Piece, xp: Any) -> Any | None:

@@ -8,6 +8,7 @@ from engine.engine import Engine
 from engine.serve.settings import Settings
 from mkviz.attach.server import AttachServer
 from mkviz.errors import MkvizError
+from mkviz.trace.schema import label_of
 
 log = logging.getLogger("mkviz.serve")
 
@@ -18,7 +19,7 @@ def open_attach(engine: Engine, settings: Settings, place: int | str) -> AttachS
     if not (settings.attach and settings.trace):
         return None
     try:
-        server = AttachServer(f"measured ({engine.device})", name=f"{engine.model}-{place}")
+        server = AttachServer(label_of("measured", engine.device), name=f"{engine.model}-{place}")
     except MkvizError as error:
         log.warning("no dashboard can attach: %s", error)
         return None

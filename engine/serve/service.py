@@ -65,7 +65,7 @@ class Service:
         }
 
     def head(self, kind: str, model: str) -> Head:
-        fingerprint = f"mkviz-{__version__}-{self.engine.device}"
+        fingerprint = f"mkviz-{__version__}-{self.engine.backend.name}"
         return {
             "id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
             "system_fingerprint": fingerprint,

@@ -90,7 +90,8 @@ class Cupy:
 
     ndarray = Array
     cuda = SimpleNamespace(Stream=_Stream, Event=_Event, get_elapsed_time=lambda a, b: 0.0,
-                           memory=SimpleNamespace(OutOfMemoryError=MemoryError))  # fmt: skip
+                           memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+                           runtime=SimpleNamespace(CUDARuntimeError=RuntimeError))  # fmt: skip
 
     def __getattr__(self, name):
         made = getattr(np, name)

@@ -172,6 +172,7 @@ REFUSED = {
     "quantised": ({"quantization_config": {"bits": 4}}, ["quantization_config", "dequantise"]),
     "missing": ({"hidden_size": None}, ["hidden_size", "1 or more"]),
     "zero": ({"num_hidden_layers": 0}, ["num_hidden_layers 0"]),
+    "more layers than there can be": ({"num_hidden_layers": 10**7}, ["num_hidden_layers 10000000", "at most 4096"]),
     "text for a number": ({"vocab_size": "97"}, ["vocab_size '97'"]),
     "true for a number": ({"vocab_size": True}, ["vocab_size True"]),
     "text for a flag": ({"attention_bias": "no"}, ["attention_bias 'no'", "true or false"]),

@@ -9,6 +9,7 @@ import torch
 from checkpoints import make_checkpoint
 from rows import open_backend
 
+from engine.backends import options_of
 from engine.builder import StepShape
 from engine.checkpoint import Weights
 from engine.config import load_config
@@ -113,13 +114,28 @@ def test_rings_for_two_of_the_largest_steps(trace):
     ("options", "said"),
     [
         ({"trace": 3}, "trace: 3; 0 (off), 1"),
-        ({"sms": 133}, "sms: 133; at most the 132 of NVIDIA H200"),
+        ({"sms": 133}, "sms: 133; 1 to the 132 of NVIDIA H200"),
+        ({"sms": 0}, "sms: 0; 1 to the 132 of NVIDIA H200"),
+        ({"sms": -3}, "sms: -3; 1 to the 132 of NVIDIA H200"),
         ({"rows": 24}, "rows: 24; one of 8, 16, 32, 64, 128, 256"),
         ({"ring_capacity": 100}, "ring_capacity: 100; a power of two, at least 4"),
+        ({"pages": 0}, "pages: 0; at least 1"),
+        ({"pages": -5}, "pages: -5; at least 1"),
+        ({"max_steps": 0}, "max_steps: 0; at least 1"),
+        ({"poll_budget": 0}, "poll_budget: 0; 1 to 4,294,967,295 polls of a wait"),
+        ({"poll_budget": 1 << 32}, "poll_budget: 4294967296; 1 to"),
+        ({"policy": "best"}, "policy: 'best'; one of round_robin, layered, balanced, list on the cuda backend"),
+        ({"policy": "claimed"}, "policy: 'claimed'; one of round_robin, layered, balanced, list on the cuda backend"),
     ],
 )
 def test_options(monkeypatch, config, options, said):
     assert refuse(monkeypatch, config, **options).startswith(said)
+
+
+def test_no_pages_are_not_taken_for_pages_unasked(config):
+    """``--pages 0`` is refused, as above; without it there are whole contexts for every request."""
+    assert options_of(backend.CudaBackend, config, 3, 0)["pages"] == 0
+    assert options_of(backend.CudaBackend, config, 3, None)["pages"] == 3 * -(-config.max_positions // 64)
 
 
 def test_a_field_that_the_kernel_does_not_know(monkeypatch, config):

@@ -8,17 +8,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rows import Rows, demo_directory, open_backend
 
 from engine.chat import render_chat
+from engine.cpu.backend import CpuBackend
+from engine.generator import open_generator
 from engine.tokenizer import Tokenizer
 from mkviz.cli import main
 from mkviz.policies import POLICIES
+from mkviz.ring import HostLink
 from mkviz.schedule import Schedule
 from mkviz.trace import Trace, TraceWriter, writer
 
@@ -97,6 +103,18 @@ def test_trace(capsys, tmp_path, answers):
         mine = sorted(t for t, s in zip(records["task"], records["step"], strict=True) if s == step)
         assert mine == list(range(tasks[graph]))
     assert len(trace.routes) > 0
+
+
+def test_a_trace_names_the_gpu(tmp_path, monkeypatch):
+    """Not only that there was one: a simulation is fitted to traces of the machine that it knows, by this name."""
+    monkeypatch.setattr(CpuBackend, "device", SimpleNamespace(name="NVIDIA H200"), raising=False)
+    path = tmp_path / "out.mkt"
+    assert generate(PROMPT, "--trace", str(path)) == 0
+    trace = Trace.open(path)
+    assert (trace.meta["device"], trace.meta["label"]) == ("NVIDIA H200", "measured on NVIDIA H200")
+    assert trace.label == "recorded on NVIDIA H200"
+    with closing(open_generator(sms=2, workers=1)) as generator:
+        assert generator.source.label == "measured on NVIDIA H200"
 
 
 def test_existing_paths_are_not_overwritten_unasked(capsys, tmp_path):
@@ -193,6 +211,36 @@ def test_a_full_disk_ends_the_trace_but_not_the_text(capsys, tmp_path, answers, 
     records = trace.records["step"].to_numpy()
     counts = np.bincount(records, minlength=len(steps))
     assert [len(trace.graphs[g][0]) for g in trace.steps["graph"].to_pylist()] == counts.tolist()
+
+
+@pytest.mark.parametrize("broken", ["link", "step", "both"])
+def test_a_device_that_breaks_costs_no_step_before_it(capsys, tmp_path, monkeypatch, broken):
+    """From the twelfth step on, as after an illegal access: no step runs, or nothing can be copied, or neither."""
+    path, steps, step, read = tmp_path / "out.mkt", [], CpuBackend.step, HostLink.read_live
+
+    def fails_when_broken(part, call):
+        def wrapped(*args):
+            if len(steps) > 11 and broken in (part, "both"):
+                raise RuntimeError(f"an illegal memory access, at {part}")
+            return call(*args)
+
+        return wrapped
+
+    def run(self, plan):
+        steps.append(plan)
+        time.sleep(0.05)  # more than twice the drain's interval: it has read the step before
+        return fails_when_broken("step", step)(self, plan)
+
+    monkeypatch.setattr(CpuBackend, "step", run)
+    monkeypatch.setattr(HostLink, "read_live", fails_when_broken("link", read))
+    argv = ["generate", "--raw", CODE, "--max-tokens", "40", "--trace", str(path)]
+    assert main(argv) != 0
+    assert "an illegal memory access, at " in capsys.readouterr().err
+    trace = Trace.open(path)
+    assert not trace.complete
+    told = trace.steps["step"].to_pylist()
+    assert told == list(range(len(told))) and len(told) >= 8
+    assert set(trace.records["step"].to_pylist()) == set(told)
 
 
 def mkviz(*argv, **options):

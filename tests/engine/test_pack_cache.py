@@ -66,6 +66,14 @@ def test_a_second_start_reads_no_matrix(model, monkeypatch):
     assert sorted(p.suffix for p in root.rglob("*") if p.is_file()) == [".bin"] * len(plain)
 
 
+def test_a_shorter_context_takes_the_same_pieces(model):
+    """61 GB once, whatever ``--context`` says."""
+    directory, config, root = model
+    first, _ = pack(directory, config)
+    second, reads = pack(directory, config.within(100))
+    assert same(first, second) and reads == 0 and len(list(root.iterdir())) == 1
+
+
 @pytest.mark.parametrize("stop_at", [1, 2, 8, 20, 30])
 def test_an_interrupted_start_is_gone_on_with(model, monkeypatch, stop_at):
     """What was packed whole is not packed again, and nothing that was not is taken for it."""

@@ -360,6 +360,27 @@ def test_a_failing_link_ends_the_thread_with_its_reason():
     assert m.sink.calls == [("close", True)]
 
 
+def test_a_sink_that_is_removed_when_the_link_has_failed_keeps_what_was_read(monkeypatch):
+    """Of step 1 all was read but not yet told, of step 2 a part, and then the device was gone."""
+    m = Machine()
+    m.drain.graph(0, m.graph, m.schedule)
+    m.run(0)
+    m.drain.poll()
+    m.drain.step_meta(StepInfo(1, 0, 0, 0))
+    m.drain.step_meta(StepInfo(2, 0, 0, 0))
+    m.play(1, 0)
+    m.play(1, 1)
+    m.play(2, 0)
+    m.drain.poll()
+    told = len(m.sink.numbers)
+    monkeypatch.setattr(m.drain.reader.link, "read_live", lambda: 1 / 0)
+    m.drain.remove_sink(m.sink, settle=True)
+    assert told < 2 and m.sink.numbers == [0, 1]
+    assert isinstance(m.drain.failure, ZeroDivisionError)
+    stats = m.drain.close()
+    assert (stats.delivered, stats.withheld, stats.lost, stats.written) == (10, 3, 0, 13)
+
+
 @pytest.mark.parametrize("capture", [False, True])
 def test_a_thread_drains_while_two_writers_run(capture):
     m = Machine(capacity=256, capture=capture, interval=0.002)
