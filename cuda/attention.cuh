@@ -39,6 +39,11 @@ __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row,
   }
 }
 
+#ifndef MK_QKU
+#define MK_QKU (ONE ? 4 : 1)
+#endif
+static constexpr u32 QK_UNROLL = MK_QKU;
+
 // Math: false when the launch is given up.  put(c): rows 16 w .. 16 w + 15 of the split's output, of warp w; sums and maxima are in the
 // tile by then.
 template <typename Next, typename Put>
@@ -47,10 +52,8 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
   KeyRange r = walk.keys(t, row_of(t, row));
   u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
   u32 own_position = walk.position(row_of(t, row)), token = own_position % PAGE;  // in its page
-  // Whether the 16 keys from `first` of the split's page n have the step's own token, which with one row is not read from the page.
-  auto is_fresh = [&](u32 n, u32 first) {
-    return ONE && r.hi > own_position && own_position / PAGE == r.first_page + n && token / 16 == first / 16;
-  };
+  // Of the split's blocks of 16 keys the one with the step's own token, which with one row is not read from the page.
+  u32 fresh = ONE && r.hi > own_position ? (own_position / PAGE - r.first_page) * (PAGE / 16) + token / 16 : ~0u;
   const u32* q = q_buffer(b, t, buffer, row) + (lane >> 2) * b.q_stride + (lane & 3);
   float score[2][4];
 #pragma unroll
@@ -64,10 +67,9 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
     for (u32 n = 2 * i; n < min(2 * i + 2, r.pages); ++n) {
       const uint4* page = (const uint4*)next_chunk.wait() + (w & 3) * d16 * 32 + lane;
       if ((n & 1) == (w >> 2)) {
-        float c[4] = {};
-        bool own = is_fresh(n, (w & 3) * 16) && (lane >> 2) == (token & 7);
-#pragma unroll 2
-        for (u32 k = 0; k < d16; ++k) {
+        float c[4] = {}, odd[4] = {};  // of every other fragment: half as many products wait for the one before
+        bool own = n * (PAGE / 16) + (w & 3) == fresh && (lane >> 2) == (token & 7);
+        auto add = [&](float (&sum)[4], u32 k) {
           uint4 a = page[k * 32];
 #if MK_ROWS == 1
           if (own) {  // the lane has eight elements of the token's key
@@ -76,8 +78,15 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
             else a.x = low, a.z = high;
           }
 #endif
-          ptx::mma(c, a, q[k * 8], q[k * 8 + 4]);
+          ptx::mma(sum, a, q[k * 8], q[k * 8 + 4]);
+        };
+#pragma unroll QK_UNROLL
+        for (u32 k = 0; k < d16; k += 2) {
+          add(c, k);
+          if (k + 1 < d16) add(odd, k + 1);
         }
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) c[j] += odd[j];
         u32 key = (r.first_page + n) * PAGE + (w & 3) * 16 + (lane >> 2);
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
@@ -118,27 +127,29 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
   if (lane < 4) tile.sum[w][lane * 2] = sum0, tile.sum[w][lane * 2 + 1] = sum1;
   if (w == 0 && lane < 4) tile.top[h] = top0, tile.top[h + 1] = top1;
   if (!walk.meet(b.s.math_team)) return false;
-  float c[4] = {};
+  float c[4] = {}, odd[4] = {};
 #pragma unroll 1
   for (u32 n = 0; n < r.pages; ++n) {
     const uint4* page = (const uint4*)next_chunk.wait();
     if (w < d16)
 #pragma unroll
       for (u32 k = 0; k < PAGE / 16; ++k) {
-        uint2 pr = b.s.probs[n * 4 + k][lane];
+        uint2 pr = b.s.probs[n * (PAGE / 16) + k][lane];
         uint4 a = page[(w * (PAGE / 16) + k) * 32 + lane];
 #if MK_ROWS == 1
-        if (is_fresh(n, k * 16) && (lane & 3) == (token & 7) >> 1) {  // two elements of its value, in rows d and d + 8
+        if (n * (PAGE / 16) + k == fresh && (lane & 3) == (token & 7) >> 1) {  // two elements of its value, in rows d and d + 8
           const u16* v = (const u16*)b.s.fresh[buffer][1] + w * 16 + (lane >> 2);
           auto put = [&](u32& word, u32 element) { word = token & 1 ? (word & 0xffff) | element << 16 : (word & 0xffff0000) | element; };
           if (token & 8) put(a.z, v[0]), put(a.w, v[8]);
           else put(a.x, v[0]), put(a.y, v[8]);
         }
 #endif
-        ptx::mma(c, a, pr.x, pr.y);
+        ptx::mma(k & 1 ? odd : c, a, pr.x, pr.y);
       }
     next_chunk.release();
   }
+#pragma unroll
+  for (u32 j = 0; j < 4; ++j) c[j] += odd[j];
   put(c);
   return true;  // who writes wide or probs next has met everybody since they were read: once for the one, twice for the other
 }

@@ -36,7 +36,8 @@ static constexpr u32 ROUTE_SLOTS = WIDE ? 256 : 128;  // of a layer in the route
 static constexpr u32 MATH_WARPS = 8, FEEDERS = 3, STORERS = 4;  // 16 warps: 128 registers a thread
 static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER0 + FEEDERS;
 static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
-static constexpr u32 SLOTS = 8;       // tasks between feeder and math
+// Tasks between feeder and math, and how many of them math may be ahead where it needs nothing of the feeders (math.cuh).
+static constexpr u32 SLOTS = ONE ? 16 : 8, AHEAD_OF_FEEDERS = ONE ? 4 : 0;
 static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
 #ifndef MK_EXPERTS
 #define MK_EXPERTS 256  // of the model, or more
