@@ -11,6 +11,7 @@ from mkviz.errors import MkvizError
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_CHARACTER = 4  # bytes of one at most, and so tokens
 
 
 class Tokenizer:
@@ -85,6 +86,7 @@ class Detokenizer:
         self._window: list[int] = []
         self._context = 0  # how many of the window are context
         self._sent = 0  # characters of the window's text that are out
+        self._silent = 0  # tokens since the last piece
 
     def push(self, token: int) -> str:
         """Take one token and return the text that is now certain (maybe "")."""
@@ -93,6 +95,14 @@ class Detokenizer:
         # What is incomplete decodes to replacement characters at the end.
         certain = text.rstrip(_REPLACEMENT)
         piece = certain[self._sent :]
+        if piece or certain == text:
+            self._silent = 0
+        elif self._decode([token]):
+            self._silent += 1
+            if self._silent >= _CHARACTER:
+                return self._give_up(text)
+        else:  # a token that is not shown: what is pending waits on
+            self._window.pop()
         self._sent = max(self._sent, len(certain))
         if certain == text and piece:
             self._window = self._window[self._context :]
@@ -100,14 +110,22 @@ class Detokenizer:
             self._sent = len(self._decode())
         return piece
 
+    def _give_up(self, text: str) -> str:
+        """These bytes are no character, whatever follows, but for the last replacement, which may be the beginning of one.
+        Its bytes are in the last tokens; with more of them, each push would decode all of a long run anew."""
+        piece = text[self._sent : -1]
+        self._window, self._context = self._window[-_CHARACTER:], 0
+        self._sent = len(self._decode()) - 1
+        return piece
+
     def flush(self) -> str:
         """The stream has ended: return what was held back."""
         piece = self._decode()[self._sent :]
-        self._window, self._context, self._sent = [], 0, 0
+        self._window, self._context, self._sent, self._silent = [], 0, 0, 0
         return piece
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, self._skip_special)
+    def _decode(self, tokens: list[int] | None = None) -> str:
+        return self._tokenizer.decode(self._window if tokens is None else tokens, self._skip_special)
 
 
 def _text(token, where: str) -> str:

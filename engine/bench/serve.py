@@ -55,7 +55,8 @@ class BenchServe:
         for name, ok in (
             ("requests", args.requests >= 1),
             ("concurrency", args.concurrency >= 1),
-            ("rate", (args.rate or 1) > 0),
+            ("rate", args.rate is None or args.rate > 0),
+            ("timeout", args.timeout > 0),
         ):
             if not ok:
                 raise MkvizError(f"--{name}: {getattr(args, name)}", "a positive number")

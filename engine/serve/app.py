@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from engine.engine import Engine
 from engine.serve.answers import ChatCompletion, Completion, Model, ModelList
+from engine.serve.body import BodyRoute
 from engine.serve.chat import create_chat
 from engine.serve.completions import create_completion
 from engine.serve.errors import ApiError, ErrorBody, on_api, on_http, on_mkviz, on_validation
@@ -47,7 +48,7 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
     app = FastAPI(title="mkviz", version=__version__, docs_url=None, redoc_url=None)
     service = app.state.service = Service(engine, settings)
     bearer = [Security(HTTPBearer(auto_error=False))] if settings.api_key else []  # for the document; the gate looks at keys
-    v1 = APIRouter(prefix="/v1", dependencies=bearer)
+    v1 = APIRouter(prefix="/v1", dependencies=bearer, route_class=BodyRoute)
     v1.post(
         "/chat/completions", response_model=None, responses={200: {"model": ChatCompletion, "content": _EVENTS}, **_GENERATING}
     )(create_chat)

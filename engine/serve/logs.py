@@ -9,6 +9,8 @@ import re
 import sys
 import time
 
+import h11
+
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
@@ -38,8 +40,10 @@ class ForPeople(logging.Formatter):
 
 
 def worth_telling(record: logging.LogRecord) -> bool:
-    """Not the traceback of a connection that the end of the process cut short; that it does so is a line of its own."""
-    return not (record.exc_info and record.exc_info[0] and issubclass(record.exc_info[0], asyncio.CancelledError))
+    """Not the traceback of a connection that the end of the process cut short; that it does so is a line of its own.  Nor of
+    an answer to a client whose bytes stopped being HTTP meanwhile: h11 takes none then, and the request has its line."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, (asyncio.CancelledError, h11.LocalProtocolError))
 
 
 def configure(form: str) -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import PydanticCustomError
+
+T = TypeVar("T")
+
+
+class _First:
+    """A list is judged up to its first fault.  (Pydantic's own FailFast cannot stand in a union.)"""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> dict[str, Any]:
+        return {**handler(source), "fail_fast": True}
+
+
+Many = Annotated[list[T], _First()]
 
 # Fields of the OpenAI API that this server knows and does not serve: refused with these words, never ignored.
 REFUSED = {
@@ -51,8 +63,31 @@ def _token_ids(bias: dict[str, float]) -> dict[str, float]:
     return bias
 
 
+def _at_most(most: int) -> BeforeValidator:
+    """Of a dictionary, before each of its entries is judged."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise _refuse("{count} entries; at most {most}", count=len(value), most=most)
+        return value
+
+    return BeforeValidator(check)
+
+
 class Strict(BaseModel):
+    """Only the first fault of a body is told, so none of its fields finds more than a few: a million wrong values would take
+    pydantic a minute to describe."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > len(cls.model_fields):
+            names = {field.alias or name for name, field in cls.model_fields.items()}
+            unknown = next((name for name in data if name not in names and name not in REFUSED), None)
+            return {name: value for name, value in data.items() if name in names or name in REFUSED or name == unknown}
+        return data
 
 
 class StreamOptions(Strict):
@@ -132,13 +167,13 @@ class TextPart(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = Field(None, description="Text, or parts that are text.")
+    content: str | Many[TextPart] | None = Field(None, description="Text, or parts that are text.")
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="What an earlier answer had under this name.")
     refusal: str | None = None
-    annotations: list[Any] | None = Field(None, description="Comes back with earlier answers; takes no effect.")
+    annotations: Many[Any] | None = Field(None, description="Comes back with earlier answers; takes no effect.")
     audio: None = None
     function_call: None = None
 
@@ -171,13 +206,13 @@ class Generating(Strict):
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63, description="The same seed gives the same tokens.")
     n: int | None = Field(None, ge=1, le=128)
-    stop: str | list[str] | None = Field(None, description="At most 16, none empty.")
-    stop_token_ids: list[int] | None = Field(None, max_length=64)
+    stop: str | Many[str] | None = Field(None, description="At most 16, none empty.")
+    stop_token_ids: Many[int] | None = Field(None, max_length=64)
     ignore_eos: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: Annotated[dict[str, float], AfterValidator(_token_ids)] | None = Field(None, max_length=1024)
+    logit_bias: Annotated[dict[str, float], Field(max_length=1024), AfterValidator(_token_ids), _at_most(1024)] | None = None
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, description="Goes into the log.")
 
@@ -213,7 +248,7 @@ class Generating(Strict):
 
 
 class CompletionRequest(Generating):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Many[str] | Many[int] | Many[Many[int]]
     max_tokens: int | None = Field(None, ge=0, description="16 when absent; 0 tells about the prompt alone, with echo.")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
@@ -237,19 +272,19 @@ class CompletionRequest(Generating):
 
 
 class ChatRequest(Generating):
-    messages: list[Message] = Field(min_length=1)
+    messages: Many[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, description="What the context holds when absent.")
     max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: Many[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     include_reasoning: bool | None = Field(None, description="false leaves reasoning out of the answer.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables of the model's chat template.")
-    metadata: dict[str, str] | None = Field(None, max_length=16, description="Takes no effect.")
-    modalities: list[Literal["text"]] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16), _at_most(16)] | None = Field(None, description="Takes no effect.")
+    modalities: Many[Literal["text"]] | None = None
     prompt_cache_key: str | None = Field(None, description="Takes no effect: prompts are always cached.")
     safety_identifier: str | None = Field(None, description="Takes no effect.")
     service_tier: Literal["auto", "default"] | None = None

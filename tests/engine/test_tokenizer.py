@@ -136,7 +136,29 @@ CACHE: list[Tokenizer] = []
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=40))
+@given(st.data(), st.booleans())
+def test_stream_of_tokens_that_are_hardly_text(data, skip):
+    """Halves of characters, and tokens that are not shown among them."""
+    tokenizer = CACHE[0] if CACHE else Tokenizer.open(DEMO)
+    CACHE[:] = [tokenizer]
+    halves = [i for i in range(tokenizer.vocab) if "\ufffd" in tokenizer.decode([i])]
+    ids = data.draw(st.lists(st.sampled_from([*halves, *[i for i in range(8) if i not in halves]]), max_size=60))
+    assert "".join(stream(tokenizer, ids, skip_special=skip)) == tokenizer.decode(ids, skip)
+
+
+def test_a_long_run_of_no_text_costs_as_much_a_token_as_a_short_one(demo, monkeypatch):
+    half = next(i for i in range(demo.vocab) if demo.decode([i]) == "\ufffd")
+    decode, most = demo.decode, []
+    monkeypatch.setattr(demo, "decode", lambda ids, *more: (most.append(len(ids)), decode(ids, *more))[1])
+    d = demo.detokenizer()
+    assert len("".join(d.push(half) for _ in range(500))) >= 496 and max(most) <= 8
+
+
+CONTINUING = st.sampled_from([0x80, 0xBF, 0x9F, 0xE4, 0xBD, 0xA0, 0xF0, 0x98, 0xED, 0xC3, 0xFF, 0x61])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=40) | st.lists(CONTINUING, max_size=40).map(bytes))
 def test_stream_of_any_bytes_equals_lossy_utf8(data):
     """Byte by byte through a byte-level vocabulary; Python's own decoder is the reference."""
     alphabet = dict(zip(BYTES, BYTE_CHARS, strict=True))
@@ -150,6 +172,7 @@ def test_stream_of_any_bytes_equals_lossy_utf8(data):
         assert whole.startswith(out)
         # everything before the replacement characters at the end is out already
         assert len(out) >= len(whole.rstrip("\ufffd"))
+        assert len(whole) - len(out) <= 4  # nothing is waited for longer than a character may take
     assert out + d.flush() == data.decode("utf-8", errors="replace")
 
 

@@ -124,3 +124,12 @@ def test_events_that_are_errors_fail_their_answer(monkeypatch):
 
     answer = asyncio.run(ask())
     assert len(answer.came) == 1 and "gone" in answer.error
+
+
+@pytest.mark.parametrize(
+    "given", [("--rate", "0"), ("--rate", "nan"), ("--timeout", "-1"), ("--timeout", "nan"), ("--requests", "0")]
+)
+def test_numbers_that_are_none_to_measure_by_are_refused(given):
+    option, value = given
+    with pytest.raises(MkvizError, match=rf"{option}: {float(value):.3g}.*; a positive number"):
+        BenchServe().run(arguments("--url", "http://127.0.0.1:9", *given))

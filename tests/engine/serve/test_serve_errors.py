@@ -2,12 +2,18 @@
 
 import json
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from served import KEY, serving
+
+from engine.serve import body as body_module
+from engine.serve.requests import ChatRequest, CompletionRequest
 
 COMPLETION = {"model": "demo", "prompt": "x", "max_tokens": 1}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
@@ -248,3 +254,48 @@ def test_the_served_document_has_all_routes_and_no_422(http):
     for route in ROUTES:  # a stream is described event by event: each an object with a text under data
         (form,) = document["paths"][route]["post"]["responses"]["200"]["content"]["text/event-stream"].items()
         assert form[0] == "itemSchema" and form[1]["required"] == ["data"] and form[1]["properties"]["data"]["type"] == "string"
+
+
+WRONG = [None] * 1000
+FLOODS = [
+    {f"k{i}": 0 for i in range(1000)}, {"prompt": WRONG}, {"prompt": [0] * 1000 + WRONG}, {"prompt": [WRONG]}, {"stop": WRONG},
+    {"messages": WRONG}, {"messages": [{}] * 1000}, {"messages": [{f"k{i}": 0 for i in range(1000)}]}, {"tools": [{}] * 1000},
+    {"messages": [{"role": "user", "content": [{}] * 1000}]}, {"messages": [{"role": "assistant", "tool_calls": [{}] * 1000}]},
+    {"metadata": {f"k{i}": 0 for i in range(1000)}}, {"logit_bias": {f"{i}": "" for i in range(2000)}}, {"modalities": WRONG},
+    {"response_format": {f"k{i}": 0 for i in range(1000)}}, {"stream_options": {f"k{i}": 0 for i in range(1000)}},
+    {"stop_token_ids": WRONG},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_of_faults_is_not_described_one_by_one(model, flood):
+    """Of millions, which a body has room for, that took a minute; the first is told, and no test of fields can tell more."""
+    with pytest.raises(ValidationError) as error:
+        model.model_validate(flood)
+    assert error.value.error_count() <= 12
+
+
+def test_others_are_answered_while_a_body_is_read(http, monkeypatch):
+    answered, parse = threading.Event(), body_module._parse
+
+    def slow(*given):
+        assert answered.wait(20)
+        return parse(*given)
+
+    monkeypatch.setattr(body_module, "_parse", slow)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(http.post, "/v1/completions", json=COMPLETION)
+        assert httpx.get(f"{http.base_url}/health", timeout=10).status_code == 200 and not reading.done()
+        answered.set()
+        assert reading.result().status_code == 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_more_lists_and_objects_than_any_request_needs_are_refused_before_they_are_made(http, monkeypatch, route):
+    monkeypatch.setattr(body_module, "MOST", 40)
+    told = refused(http, route, prompt=[[0]] * 50)
+    assert " lists and objects; at most 40" in told["message"]
+    text = '[{"' * 50 + "\\"
+    given = {"prompt": text} if route == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    assert http.post(route, json=ROUTES[route] | given).status_code == 200  # in a text they are letters

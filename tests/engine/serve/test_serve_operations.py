@@ -159,6 +159,17 @@ def test_a_response_that_the_end_cuts_short_is_no_traceback():
     assert logs.worth_telling(record(ValueError())) and not logs.worth_telling(record(asyncio.CancelledError()))
 
 
+def test_bytes_that_are_no_http_leave_no_traceback(server, caplog):
+    """A refused request whose body is a chunk of no length: by the time it is answered, the connection takes no answer."""
+    host = httpx.URL(server[0])
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer no\r\ntransfer-encoding: chunked\r\n\r\n"
+    with socket.create_connection((host.host, host.port)) as connection:
+        connection.sendall(head + b"zz\r\n")
+        assert b" 400 " in connection.recv(1000)
+        until(lambda: any(record.exc_info for record in caplog.records))  # uvicorn tells of it; our filter does not
+    assert not any(logs.worth_telling(record) for record in caplog.records if record.exc_info)
+
+
 def test_a_path_cannot_write_lines_of_the_log(http, caplog):
     with caplog.at_level("INFO", "mkviz.serve"):
         http.get("/v1/x%0a09:00:00%20ended%1b%5b31m%7f")
