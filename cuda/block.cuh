@@ -39,6 +39,8 @@ static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
 // Tasks between feeder and math, and how many of them math may be ahead where it needs nothing of the feeders (math.cuh).
 static constexpr u32 SLOTS = ONE ? 16 : 8, AHEAD_OF_FEEDERS = ONE ? 4 : 0;
 static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
+// Of its SM's list a warp has at hand: the task that it is at, and the next ones, which are on their way.
+static constexpr u32 WALKED = ONE ? 4 : 3;
 #ifndef MK_EXPERTS
 #define MK_EXPERTS 256  // of the model, or more
 #endif
@@ -46,7 +48,7 @@ static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = (MK_EXPERTS + 31) / 32 * 32;
 static constexpr u32 MAX_ACTIVE = MAX_ROWS * MAX_TOP_K < MAX_EXPERTS ? MAX_ROWS * MAX_TOP_K : MAX_EXPERTS;
 // At level 1 one in so many of an SM's tasks reads the ring's fill.
 static constexpr u32 FILL_EVERY = MK_TRACE > 1 ? 1 : 16;
-static constexpr u32 STAMPS = 64;     // tasks whose stamps are kept: more than can be in flight between loader and storer
+static constexpr u32 STAMPS = 32;     // tasks whose stamps are kept: more than can be in flight between loader and storer
 
 enum Role : u32 { ROLE_LOADER, ROLE_FEEDER, ROLE_MATH, ROLE_STORER };
 static constexpr u32 ROLE_LINES = 3 + STORERS;  // RoleState lines of a block: loader, feeder, math, each storer
@@ -94,7 +96,11 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u64 ready[SLOTS], done[SLOTS];       // feeder -> math -> feeder
   u64 tile_full[STORERS][TILE_BUFFERS], tile_empty[STORERS][TILE_BUFFERS];
   u64 routed[2], routing_free[2];      // loader -> everybody -> loader
+#if MK_ROWS > 8
   Task task[WARPS][2];                 // what each warp is at, and the one before
+#else
+  Task walked[STORER0][WALKED], chained[STORERS][2];  // the same, and the next ones; of storers
+#endif
   u32 position[MAX_ROWS], first[MAX_ROWS], sequence[MAX_ROWS], wants[MAX_ROWS];  // of the rows, at the launch's first step
 #if MK_ROWS > 8
   u32 by_expert[MAX_EXPERTS][(MAX_ROWS + 31) / 32];  // the loader's, while it lists rows: bit r: row r
@@ -232,7 +238,9 @@ struct Walker {
   u32 entered = 0;       // those of this step
   u32 meetings = 0;      // times that the role's warps have met
   u32 ahead, turn = 0;   // this lane's word of the next task; where this one is kept
-  u32 beyond;            // its word of the one behind that
+#if MK_ROWS <= 8
+  bool begun = false;
+#endif
 
   __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
 
@@ -257,29 +265,47 @@ struct Walker {
   }
 
   // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
-  // from global memory would be fetched anew after each wait; and the words of the next two tasks (where WIDE: of the next one) are
-  // under way while this one is done.
+  // from global memory would be fetched anew after each wait.  Its words come by copies that hold no register: one that is to be loaded
+  // stops the warp as soon as it is moved, and who passes a task by is at the next one long before its words are here.
+#if MK_ROWS > 8
   __device__ __forceinline__ const Task& task(u32 i) {
-    if (WIDE) return copy(i, i == 0, [&](const Task&) { return i + 1; });
-    auto words = [&](u32 task) { return task < b.count() ? __ldg((const u32*)(b.tasks() + task) + b.lane) : 0; };
-    u32 now = ahead;
-    if (i == 0) now = words(0), beyond = words(1);
-    ahead = beyond, beyond = words(i + 2);
-    Task& to = b.s.task[b.warp][turn ^= 1];
-    ((u32*)&to)[b.lane] = now;
-    __syncwarp();
-    return to;
+    return copy(b.s.task[b.warp], i, i == 0, [&](const Task&) { return i + 1; });
   }
+#else
+  __device__ __forceinline__ const Task& task(u32 i) {
+    constexpr u32 AHEAD = WALKED - 1;
+    Task* tasks = b.s.walked[b.warp];
+    auto fetch = [&](u32 task, u32 slot) {
+      u32 to = ptx::shared_address((u32*)&tasks[slot] + b.lane);
+      ptx::fetch_word(to, (const u32*)(b.tasks() + (task < b.count() ? task : task % b.count())) + b.lane);  // of the next step
+    };
+    if (!begun)
+      for (u32 k = 0; k < AHEAD; ++k) fetch(k, k);
+    begun = true;
+    u32 slot = turn;
+    __syncwarp();  // nobody reads the task before any more
+    fetch(i + AHEAD, slot ? slot - 1 : AHEAD);
+    ptx::await_words<AHEAD>();
+    __syncwarp();
+    turn = slot == AHEAD ? 0 : slot + 1;
+    return tasks[slot];
+  }
+#endif
 
   // The same for a storer, whose next one the task names.
   __device__ __forceinline__ const Task& chained(u32 i, bool first) {
-    return copy(i, first, [](const Task& t) { return t.next; });
+#if MK_ROWS > 8
+    Task (&to)[2] = b.s.task[b.warp];
+#else
+    Task (&to)[2] = b.s.chained[b.warp - STORER0];
+#endif
+    return copy(to, i, first, [](const Task& t) { return t.next; });
   }
 
   template <typename NextOf>
-  __device__ __forceinline__ const Task& copy(u32 i, bool first, NextOf next_of) {
+  __device__ __forceinline__ const Task& copy(Task (&tasks)[2], u32 i, bool first, NextOf next_of) {
     auto words = [&](u32 task) { return __ldg((const u32*)(b.tasks() + task) + b.lane); };
-    Task& to = b.s.task[b.warp][turn ^= 1];
+    Task& to = tasks[turn ^= 1];
     ((u32*)&to)[b.lane] = first ? words(i) : ahead;
     __syncwarp();
     u32 next = next_of(to);
