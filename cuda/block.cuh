@@ -238,9 +238,7 @@ struct Walker {
   u32 entered = 0;       // those of this step
   u32 meetings = 0;      // times that the role's warps have met
   u32 ahead, turn = 0;   // this lane's word of the next task; where this one is kept
-#if MK_ROWS <= 8
-  bool begun = false;
-#endif
+  u32 upcoming = 0;      // the task whose words are to be asked for
 
   __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
 
@@ -272,23 +270,25 @@ struct Walker {
     return copy(b.s.task[b.warp], i, i == 0, [&](const Task&) { return i + 1; });
   }
 #else
-  __device__ __forceinline__ const Task& task(u32 i) {
-    constexpr u32 AHEAD = WALKED - 1;
-    Task* tasks = b.s.walked[b.warp];
-    auto fetch = [&](u32 task, u32 slot) {
-      u32 to = ptx::shared_address((u32*)&tasks[slot] + b.lane);
-      ptx::fetch_word(to, (const u32*)(b.tasks() + (task < b.count() ? task : task % b.count())) + b.lane);  // of the next step
-    };
-    if (!begun)
-      for (u32 k = 0; k < AHEAD; ++k) fetch(k, k);
-    begun = true;
+  // Before the first one, by who has a list.
+  __device__ __forceinline__ void begin() {
+#pragma unroll 1
+    for (u32 slot = 0; slot + 1 < WALKED; ++slot) ask(slot);
+  }
+
+  __device__ __forceinline__ void ask(u32 slot) {
+    if (b.count()) ptx::fetch_word(ptx::shared_address(&b.s.walked[b.warp][slot]) + b.lane * 4, (const u32*)(b.tasks() + upcoming) + b.lane);
+    if (++upcoming >= b.count()) upcoming = 0;  // of the next step
+  }
+
+  __device__ __forceinline__ const Task& task(u32) {
     u32 slot = turn;
     __syncwarp();  // nobody reads the task before any more
-    fetch(i + AHEAD, slot ? slot - 1 : AHEAD);
-    ptx::await_words<AHEAD>();
+    ask(slot ? slot - 1 : WALKED - 1);
+    ptx::await_words<WALKED - 1>();
     __syncwarp();
-    turn = slot == AHEAD ? 0 : slot + 1;
-    return tasks[slot];
+    turn = slot + 1 == WALKED ? 0 : slot + 1;
+    return b.s.walked[b.warp][slot];
   }
 #endif
 

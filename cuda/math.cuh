@@ -387,6 +387,9 @@ struct Math {
   }
 
   __device__ __forceinline__ void run() {
+#if MK_ROWS <= 8
+    walk.begin();
+#endif
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count(); ++i)
