@@ -39,11 +39,6 @@ __device__ __forceinline__ void attention_feed(Block& b, const Task& t, u32 row,
   }
 }
 
-#ifndef MK_QKU
-#define MK_QKU (ONE ? 4 : 1)
-#endif
-static constexpr u32 QK_UNROLL = MK_QKU;
-
 // Math: false when the launch is given up.  put(c): rows 16 w .. 16 w + 15 of the split's output, of warp w; sums and maxima are in the
 // tile by then.
 template <typename Next, typename Put>
@@ -80,7 +75,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
 #endif
           ptx::mma(sum, a, q[k * 8], q[k * 8 + 4]);
         };
-#pragma unroll QK_UNROLL
+#pragma unroll(ONE ? 4 : 1)
         for (u32 k = 0; k < d16; k += 2) {
           add(c, k);
           if (k + 1 < d16) add(odd, k + 1);

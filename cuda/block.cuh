@@ -36,11 +36,9 @@ static constexpr u32 ROUTE_SLOTS = WIDE ? 256 : 128;  // of a layer in the route
 static constexpr u32 MATH_WARPS = 8, FEEDERS = 3, STORERS = 4;  // 16 warps: 128 registers a thread
 static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER0 + FEEDERS;
 static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
-// Tasks between feeder and math, and how many of them math may be ahead where it needs nothing of the feeders (math.cuh).
-static constexpr u32 SLOTS = ONE ? 16 : 8, AHEAD_OF_FEEDERS = ONE ? 4 : 0;
+static constexpr u32 SLOTS = 8;       // tasks between feeder and math
 static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
-// Of its SM's list a warp has at hand: the task that it is at, and the next ones, which are on their way.
-static constexpr u32 WALKED = ONE ? 4 : 3;
+static constexpr u32 WALKED = 3;  // with eight rows: of its SM's list the task that a warp is at, and two that are on their way
 #ifndef MK_EXPERTS
 #define MK_EXPERTS 256  // of the model, or more
 #endif
@@ -96,10 +94,9 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u64 ready[SLOTS], done[SLOTS];       // feeder -> math -> feeder
   u64 tile_full[STORERS][TILE_BUFFERS], tile_empty[STORERS][TILE_BUFFERS];
   u64 routed[2], routing_free[2];      // loader -> everybody -> loader
-#if MK_ROWS > 8
   Task task[WARPS][2];                 // what each warp is at, and the one before
-#else
-  Task walked[STORER0][WALKED], chained[STORERS][2];  // the same, and the next ones; of storers
+#if MK_ROWS == 8
+  Task third[STORER0];                 // and of who walks the list one more
 #endif
   u32 position[MAX_ROWS], first[MAX_ROWS], sequence[MAX_ROWS], wants[MAX_ROWS];  // of the rows, at the launch's first step
 #if MK_ROWS > 8
@@ -238,7 +235,11 @@ struct Walker {
   u32 entered = 0;       // those of this step
   u32 meetings = 0;      // times that the role's warps have met
   u32 ahead, turn = 0;   // this lane's word of the next task; where this one is kept
+#if MK_ROWS == 8
   u32 upcoming = 0;      // the task whose words are to be asked for
+#else
+  u32 beyond;            // its word of the one behind that
+#endif
 
   __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
 
@@ -263,21 +264,20 @@ struct Walker {
   }
 
   // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
-  // from global memory would be fetched anew after each wait.  Its words come by copies that hold no register: one that is to be loaded
-  // stops the warp as soon as it is moved, and who passes a task by is at the next one long before its words are here.
-#if MK_ROWS > 8
-  __device__ __forceinline__ const Task& task(u32 i) {
-    return copy(b.s.task[b.warp], i, i == 0, [&](const Task&) { return i + 1; });
-  }
-#else
-  // Before the first one, by who has a list.
+  // from global memory would be fetched anew after each wait; and the words of the next two tasks (where WIDE: of the next one) are
+  // under way while this one is done.
+#if MK_ROWS == 8
+  // By copies that hold no register: a word that is on its way to one stops the warp where it is moved on, be it for the task after next.
+  // With one row that was slower (measured: docs/decisions/0014).
+  __device__ __forceinline__ Task& walked(u32 slot) { return slot < 2 ? b.s.task[b.warp][slot] : b.s.third[b.warp]; }
+
   __device__ __forceinline__ void begin() {
 #pragma unroll 1
     for (u32 slot = 0; slot + 1 < WALKED; ++slot) ask(slot);
   }
 
   __device__ __forceinline__ void ask(u32 slot) {
-    if (b.count()) ptx::fetch_word(ptx::shared_address(&b.s.walked[b.warp][slot]) + b.lane * 4, (const u32*)(b.tasks() + upcoming) + b.lane);
+    if (b.count()) ptx::fetch_word(ptx::shared_address(&walked(slot)) + b.lane * 4, (const u32*)(b.tasks() + upcoming) + b.lane);
     if (++upcoming >= b.count()) upcoming = 0;  // of the next step
   }
 
@@ -288,24 +288,33 @@ struct Walker {
     ptx::await_words<WALKED - 1>();
     __syncwarp();
     turn = slot + 1 == WALKED ? 0 : slot + 1;
-    return b.s.walked[b.warp][slot];
+    return walked(slot);
+  }
+#else
+  __device__ __forceinline__ void begin() {}
+
+  __device__ __forceinline__ const Task& task(u32 i) {
+    if (WIDE) return copy(i, i == 0, [&](const Task&) { return i + 1; });
+    auto words = [&](u32 task) { return task < b.count() ? __ldg((const u32*)(b.tasks() + task) + b.lane) : 0; };
+    u32 now = ahead;
+    if (i == 0) now = words(0), beyond = words(1);
+    ahead = beyond, beyond = words(i + 2);
+    Task& to = b.s.task[b.warp][turn ^= 1];
+    ((u32*)&to)[b.lane] = now;
+    __syncwarp();
+    return to;
   }
 #endif
 
   // The same for a storer, whose next one the task names.
   __device__ __forceinline__ const Task& chained(u32 i, bool first) {
-#if MK_ROWS > 8
-    Task (&to)[2] = b.s.task[b.warp];
-#else
-    Task (&to)[2] = b.s.chained[b.warp - STORER0];
-#endif
-    return copy(to, i, first, [](const Task& t) { return t.next; });
+    return copy(i, first, [](const Task& t) { return t.next; });
   }
 
   template <typename NextOf>
-  __device__ __forceinline__ const Task& copy(Task (&tasks)[2], u32 i, bool first, NextOf next_of) {
+  __device__ __forceinline__ const Task& copy(u32 i, bool first, NextOf next_of) {
     auto words = [&](u32 task) { return __ldg((const u32*)(b.tasks() + task) + b.lane); };
-    Task& to = tasks[turn ^= 1];
+    Task& to = b.s.task[b.warp][turn ^= 1];
     ((u32*)&to)[b.lane] = first ? words(i) : ahead;
     __syncwarp();
     u32 next = next_of(to);

@@ -134,8 +134,7 @@ struct Feeder {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t.routed) && !walk.await_routing(t.id)) return false;
     if (!walk.has_work(t)) return true;
-    constexpr u32 AHEAD = SLOTS - AHEAD_OF_FEEDERS - 1;  // else what math has finished could be a barrier's phase and the one after it
-    if (walk.work >= AHEAD && !finished(walk.work - AHEAD, t)) return false;
+    if (walk.work >= SLOTS && !finished(walk.work - SLOTS + 1, t)) return false;
     jitter(b.p, b.sm * 8 + 1, t.id);
 #if MK_TRACE
     if (thread == 0) claim(b, walk.work);
@@ -157,7 +156,7 @@ struct Feeder {
       if (!counters(t, last_wait)) return false;
       seen[0] = t.wait[0], seen[1] = t.waits > 1 ? t.wait[1] : seen[1];
     }
-    if (!ONE || (!works && !reads_x(t.op))) ready(0, last_wait);  // with one row, math may have begun by now what reads the same x
+    if (!ONE || !works) ready(0, last_wait);
 #if MK_TRACE && MK_ROWS == 1
     if (works && thread == 0)
       ((RoleState*)b.p.states)[b.sm * ROLE_LINES + ROLE_FEEDER] = {t.id, mkviz::WAITING, t.wait[0], walk.target(t.wait_arrivals[0], t.need[0])};
@@ -208,9 +207,7 @@ struct Feeder {
   }
 
   __device__ __forceinline__ void run() {
-#if MK_ROWS <= 8
     walk.begin();
-#endif
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count(); ++i)

@@ -40,21 +40,6 @@ struct Math {
     return true;
   }
 
-  // What reads the normed residual need not wait for the feeders again when they have it there for an earlier task: they take about as
-  // long to come to the next task as that takes.  But they must not be far behind: a barrier's phase is one bit.
-  u32 x_tag = ~0u, x_first = 0;  // layer and norm of the step, and the first task that reads it
-
-  __device__ __forceinline__ void enter_x(const Task& t) {
-    bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD;
-    u32 tag = walk.tag(t.op == LM_HEAD ? b.p.layer_count : t.layer) * 2 + second;
-    if (tag != x_tag) x_tag = tag, x_first = walk.work;
-  }
-
-  __device__ __forceinline__ bool await_x(const Task& t) {
-    u32 n = walk.work - min(walk.work - x_first, AHEAD_OF_FEEDERS);
-    return walk.wait.barrier(b.s.ready[n % SLOTS], (n / SLOTS) & 1, t.id, walk.step);
-  }
-
   __device__ __forceinline__ void finished_unit() {
     __syncwarp();
     if (b.lane == 0) ptx::bump(b.s.turns[b.warp >> 2]);
@@ -125,9 +110,6 @@ struct Math {
     if ((walk.work & (FILL_EVERY - 1)) == 0) landed = stages_landed();
     Stamp& s = stamp_of(b, walk.work);
     if (b.lane == 0) s.begin = now, s.landed = landed, s.late = late;
-#if MK_ROWS == 1
-    if (reads_x(t.op) && walk.work != x_first && b.lane == 0) s.ready = now, s.last_wait = mkviz::NO_WAIT;  // feeders may come later
-#endif
     return true;
   }
 
@@ -319,12 +301,11 @@ struct Math {
 
   __device__ __forceinline__ bool shared_task(const Task& t) {
     bool alone = t.blocks == 1;
-    enter_x(t);
     if (alone && theirs()) {
       pass(t), ++walk.work;
       return true;
     }
-    if (!await_x(t)) return false;
+    if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
     counts = 2;
 #if MK_TRACE
@@ -346,11 +327,6 @@ struct Math {
   }
 #endif
 
-  // All that the task reads besides weights is there.
-  __device__ __forceinline__ bool await_ready(const Task& t) {
-    return walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step);
-  }
-
   __device__ __forceinline__ bool task(const Task& t) {
     if (is_vector(t.op)) return true;
     if (walk.enter_routed(t.routed) && !walk.await_routing(t.id)) return false;
@@ -358,11 +334,8 @@ struct Math {
 #if MK_ROWS == 1
     if (in_teams(t)) return shared_task(t);
     if (!other_team(units, t)) return false;
-    if (reads_x(t.op)) enter_x(t);
-    if (reads_x(t.op) ? !await_x(t) : !await_ready(t)) return false;
-#else
-    if (!await_ready(t)) return false;
 #endif
+    if (!walk.wait.barrier(b.s.ready[walk.work % SLOTS], (walk.work / SLOTS) & 1, t.id, walk.step)) return false;
     jitter(b.p, b.sm * 8 + 2, t.id * 8 + b.warp);
 #if MK_ROWS == 1
     if (!gather(t)) return false;
@@ -387,9 +360,7 @@ struct Math {
   }
 
   __device__ __forceinline__ void run() {
-#if MK_ROWS <= 8
     walk.begin();
-#endif
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count(); ++i)

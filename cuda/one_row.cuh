@@ -28,24 +28,12 @@ __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walk
       if (mine(i)) *(uint2*)(held(b) + (first + thread + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
     return true;
   };
-  uint4 one[1], more[5];
-#if MK_M3
-  for (;;) {
-    bool mine = thread < n, there = true;
-    one[0] = uint4();
-    if (mine) load_tagged(one[0], (const u64*)b.p.attention + thread * 2), there = tagged(one[0], walk.tag(t.layer));
-    u32 have = __ballot_sync(~0u, there);
-    if (have == ~0u) break;
-    if (have && n <= 6 * STRIDE) {
-      uint4 all[6];
-      return some(all, 0);
-    }
-    if (!poll_again(++polls, b.p, t, 0, walk.wait.role, walk.step)) return false;
+  if (n <= 2 * STRIDE) {
+    uint4 all[2];
+    return some(all, 0);
   }
-  if (thread < n) *(uint2*)(held(b) + thread * 2) = make_uint2(one[0].x, one[0].z);
-#else
+  uint4 one[1], more[5];
   if (!some(one, 0)) return false;
-#endif
 #pragma unroll 1
   for (u32 first = STRIDE; first < n; first += 5 * STRIDE)
     if (!some(more, first)) return false;

@@ -5,12 +5,6 @@
 // polls would take as much of the L2 cache's bandwidth as weights do.
 #pragma once
 #include "block.cuh"
-#ifndef MK_SLEEP
-#define MK_SLEEP 200
-#endif
-#ifndef MK_M3
-#define MK_M3 0
-#endif
 
 __device__ __forceinline__ bool tagged(uint2 v, u32 tag) { return v.y == tag; }
 __device__ __forceinline__ bool tagged(uint4 v, u32 tag) { return v.y == tag && v.w == tag; }
@@ -20,7 +14,7 @@ __device__ __forceinline__ void load_tagged(uint4& v, const u64* at) { v = ptx::
 // Poll once more?  Counter `wait` of the task stands for the data where a stuck launch is reported.
 __device__ __noinline__ bool poll_again(u32 polls, const Model& p, const Task& t, u32 wait, u32 role, u32 step) {
   const Shared& s = shared_block();
-  if (p.hidden >= 1024 && MK_SLEEP) __nanosleep(MK_SLEEP);  // polls take bandwidth from those who are still at work; a small model has it to spare
+  if (p.hidden >= 1024) __nanosleep(200);  // polls take bandwidth from those who are still at work; a small model has it to spare
   if ((polls & 63) == 0 && aborted(s.abort)) return false;
   if (polls <= s.poll_budget) return true;
   u32 c = t.wait[wait], target = (p.epoch + step) * t.wait_arrivals[wait] + t.need[wait];
