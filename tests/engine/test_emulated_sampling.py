@@ -27,7 +27,7 @@ class Picker:
             "logits": np.ascontiguousarray(logits), "tile_max": padded.reshape(self.rows, self.tiles, tile).max(2),
             "sampling": np.array([sampling_of(a) for a in asks]), "told": np.zeros(self.rows, abi.TOLD),
             "tile_sums": np.full((self.rows, self.tiles), 2**60, np.uint64),
-            "model_sums": np.full((self.rows, parts), 2**60, np.uint64),
+            "part_sums": np.full((self.rows, 2, parts), 2**60, np.uint64),
             "candidates": np.full((self.rows, abi.CANDIDATES, 2), 77, np.uint32),
             "weighed": np.full((self.rows, abi.CANDIDATES, 2), 99, np.uint64), "cursor": np.zeros(self.rows, np.uint32),
         }  # fmt: skip
