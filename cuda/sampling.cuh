@@ -115,15 +115,20 @@ __device__ __forceinline__ u32 nth_largest(const u32 (&key)[N], u32 n) {
 // candidates, where there are not so many groups or there is room for all.
 __device__ __noinline__ u64 threshold(const Model& p, u32 row, const Sampling& how, u32 lane) {
   const float* tops = (const float*)p.tile_max + (u64)row * p.head_tiles;
-  u32 key[GROUP_LANES] = {}, top = 0;
+  u32 key[GROUP_LANES], top = 0;
+  float v[GROUP_LANES], ahead[GROUP_LANES];  // two rounds under way, then one, as registers allow
+  auto load = [&](float (&to)[GROUP_LANES], u32 first) {
+#pragma unroll
+    for (u32 j = 0; j < GROUP_LANES; ++j) to[j] = first + j * 32 + lane < p.head_tiles ? __ldcg(tops + first + j * 32 + lane) : NEG_INF;
+  };
+  load(v, 0), load(ahead, GROUPS_OF_TILES);
+#pragma unroll
+  for (u32 j = 0; j < GROUP_LANES; ++j) key[j] = j * 32 + lane < p.head_tiles ? ordered(v[j]) : 0;
 #pragma unroll 1
-  for (u32 first = lane; first < p.head_tiles; first += 24 * 32) {
-    float v[24];  // all of a usual row's in two trips
+  for (u32 first = GROUPS_OF_TILES; first < p.head_tiles; first += GROUPS_OF_TILES) {
 #pragma unroll
-    for (u32 j = 0; j < 24; ++j) v[j] = first + j * 32 < p.head_tiles ? __ldcg(tops + first + j * 32) : NEG_INF;
-#pragma unroll
-    for (u32 j = 0; j < 24; ++j)
-      if (first + j * 32 < p.head_tiles) key[j % GROUP_LANES] = max(key[j % GROUP_LANES], ordered(v[j]));
+    for (u32 j = 0; j < GROUP_LANES; ++j) key[j] = max(key[j], ordered(ahead[j]));
+    load(ahead, first + GROUPS_OF_TILES);
   }
 #pragma unroll
   for (u32 j = 0; j < GROUP_LANES; ++j) top = max(top, key[j]);
