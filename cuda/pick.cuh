@@ -82,7 +82,7 @@ __device__ __forceinline__ u64 key_of(uint2 v) { return (u64)ordered(__uint_as_f
 __device__ __forceinline__ u32 id_of(u64 key) { return ~(u32)key; }
 __device__ __forceinline__ float logit_of(u64 key) { return of_ordered((u32)(key >> 32)); }
 
-static constexpr u32 FEW_LANES = 8, FEW = FEW_LANES * 32;
+static constexpr u32 FEW_LANES = 6, FEW = FEW_LANES * 32;
 
 // No more than FEW: in registers.
 struct Few {
@@ -187,15 +187,20 @@ __device__ __forceinline__ u64 cut(const Of& of, u64 need, bool counted) {
 // row weighs, where top_p is of that.
 template <typename Of>
 __device__ __forceinline__ u32 draw_from_cut(const Model& p, const Sampling& how, u32 position, u64 all, const Of& of, u32 n) {
-  u64 least = 1, weighty = sum(of, 1, 1, true);
-  bool complete = weighty < n || n == p.vocab;  // a token of no weight is there, so all that have some are
-  if (how.top_k && weighty >= how.top_k) least = cut(of, how.top_k, true);
-  else if (how.top_k && !complete) return LEFT_TO_HOST;
-  if (how.top_p < 1) {
-    u64 there = sum(of, least, 1, false), need = how.top_k ? there : all;
-    need = min(max(__double2ull_rz(ceil(__dmul_rn(how.top_p, __ull2double_rn(need)))), (u64)1), need);
-    if (there < need) return LEFT_TO_HOST;
-    least = max(least, cut(of, need, false));
+  u64 least = 1;
+  // first top_k, then top_p, by the same code: what is run once a step comes from far away
+#pragma unroll 1
+  for (u32 counted = how.top_k > 0 ? 1 : 0;; counted = 0) {
+    if (!counted && how.top_p >= 1) break;
+    u64 there = sum(of, least, 1, counted), need = how.top_k;
+    if (!counted) {
+      need = how.top_k ? there : all;
+      need = min(max(__double2ull_rz(ceil(__dmul_rn(how.top_p, __ull2double_rn(need)))), (u64)1), need);
+    }
+    // where a token of no weight is there, all that have some are
+    if (there < need && !(counted && (there < n || n == p.vocab))) return LEFT_TO_HOST;
+    if (there >= need) least = max(least, cut(of, need, counted));
+    if (!counted) break;
   }
   u64 floor = how.min_weight, r = __umul64hi(draw(how.seed, position, how.choice), sum(of, least, floor, false));
   u32 token = 0;  // the largest id such that what stays before it weighs no more than r

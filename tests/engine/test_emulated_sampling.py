@@ -134,7 +134,7 @@ def test_more_candidates_than_there_is_room_for():
 )
 @pytest.mark.parametrize("spread", [1.0, 0.05, 0.0])
 def test_more_candidates_than_registers_hold(kind, spread):
-    """Three tiles hold 384 likely tokens, so that a threshold by the tiles' maxima leaves more than 256 candidates: the largest
+    """Three tiles hold 384 likely tokens, so that a threshold by the tiles' maxima leaves more than 192 candidates: the largest
     of them say it all, or most of them are needed, or all are equal."""
     rng = np.random.default_rng(8)
     logits = rng.normal(0, 1, (2, 70_000)).astype(np.float32)
