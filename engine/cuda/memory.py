@@ -118,7 +118,7 @@ def sampling_arrays(rows: int, max_steps: int, head_tiles: int) -> Arrays:
     u8, u32, u64 = np.uint8, np.uint32, np.uint64
     return {
         "sampling": (u8, (rows, abi.SAMPLING.itemsize)), "told": (u8, (max_steps, rows, abi.TOLD.itemsize)),
-        "tile_sums": (u64, (rows, head_tiles)), "model_sums": (u64, (rows, SAMPLE_PARTS)),
+        "tile_sums": (u64, (rows, head_tiles)), "part_sums": (u64, (rows, 2, SAMPLE_PARTS)),
         "candidates": (u32, (rows, abi.CANDIDATES, 2)), "weighed": (u64, (rows, abi.CANDIDATES, 2)), "cursor": (u32, (rows,)),
     }  # fmt: skip
 

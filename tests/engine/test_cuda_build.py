@@ -16,7 +16,7 @@ from engine.cuda import abi, build
 from engine.cuda.defines import fixed_shared, kernel_defines, model_defines
 from engine.cuda.pack import fragments
 from engine.shapes import SHAPES, shape
-from engine.tiling import PAGE, SPLIT
+from engine.tiling import PAGE, SPLIT, Tiling
 from mkviz import record
 from mkviz.errors import MkvizError
 
@@ -165,6 +165,12 @@ def assertions_of_constants() -> str:
 def test_structs_and_constants_agree(arch):
     build.compile_cubin(abi.assertions(), arch)
     build.compile_cubin(assertions_of_constants(), arch)
+
+
+def test_a_warp_holds_a_tile_of_the_head():
+    """SAMPLE reads TILE_LOADS words a lane of a tile, and no more."""
+    most = max(Tiling.for_tensor_cores(shape(name), 132, sampling=True).lm_head for name in SHAPES)
+    build.compile_cubin(f'#include "sampling.cuh"\nstatic_assert(TILE_LOADS * 32 >= {most}, "TILE_LOADS");', 90)
 
 
 @pytest.mark.parametrize("struct", abi.STRUCTS)

@@ -231,7 +231,7 @@ def test_memory_of_wide_and_drawn_steps(config):
         assert wide["chosen"] == wide["chosen_weight"] == 4 * rows * 16
         assert {n: wide[n] for n in wide.keys() - narrow.keys()} == {"normed": 2 * rows * config.hidden}
     assert {n: drawn[n] for n in drawn.keys() - narrow.keys()} == {
-        "sampling": 8 * 48, "told": 16 * 8 * 184, "tile_sums": 8 * 8 * tiles, "model_sums": 8 * 8 * 64,
+        "sampling": 8 * 48, "told": 16 * 8 * 184, "tile_sums": 8 * 8 * tiles, "part_sums": 8 * 8 * 2 * 64,
         "candidates": 8 * 1024 * 8,
         "weighed": 8 * 1024 * 16, "cursor": 8 * 4,
     }  # fmt: skip
