@@ -50,7 +50,7 @@ def test_too_little_memory(monkeypatch, config):
     """1,000 pages of 4 layers x 2 KV heads x (K, V) x 64 tokens x 32 x 2 bytes are 65.5 MB."""
     said = refuse(monkeypatch, config, {"free": 60_000_000}, pages=1000)
     assert said.startswith("memory of NVIDIA H200: 0.0") and "KV pages 0.07 GB" in said
-    assert said.endswith("0.06 GB free; fewer pages, a smaller model, or a larger GPU")
+    assert said.endswith("0.06 GB free; a shorter --context, fewer --pages, a smaller model, or a larger GPU")
 
 
 @pytest.mark.parametrize(
