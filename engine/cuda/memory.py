@@ -17,7 +17,7 @@ from engine.memory_plan import MemoryPlan
 from engine.tiling import PAGE, SAMPLE_PARTS
 
 Arrays = dict[str, tuple[Any, tuple[int, ...]]]  # name, as in Params -> (dtype, shape)
-REMEDY = "fewer pages, a smaller model, or a larger GPU"
+REMEDY = "a shorter --context, fewer --pages, a smaller model, or a larger GPU"
 MARGIN, LEAST_MARGIN = 20, 1 << 30  # kept free where pages are made to fit: a twentieth of what is free, at least 1 GiB
 
 
