@@ -97,7 +97,7 @@ struct Params {
   u32 held;  // words of shared memory for the activations of a product that are read once; 0: they stay in global memory
   u64 head_scratch;                           // f32[sms, storers, 8, 32, 4]: heads of Q and K between product and norm
   u64 sampling, told;                         // Sampling[rows], Told[steps, rows]
-  u64 tile_sums, model_sums;                  // u64[rows, head_tiles], u64[rows, parts]: weights of tiles, of parts at temperature 1
+  u64 tile_sums, part_sums;                  // u64[rows, head_tiles], u64[rows, 2, parts]: weights of tiles; of parts, at 1 too
   u64 candidates, weighed;                    // (token, logit)[rows, CANDIDATES]; (key, weight) of the same
   u64 cursor;                                 // u32[rows]: how many candidates there are, and whether any logit is bad
   u32 head_tile, sample_parts;                // tokens of an LM-head tile; SAMPLE tasks of a row

@@ -172,6 +172,8 @@ def _build(f: Fields, kind: str, eos: tuple[int, ...]) -> ModelConfig:
     kv_heads = f.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         f.refuse("num_key_value_heads", f"a divisor of num_attention_heads {heads}")
+    if hidden < heads and f.defaults.get("head_dim") is None and not f.given("head_dim"):
+        f.refuse("num_attention_heads", f"at most hidden_size {hidden}, or a head_dim")
     head_dim = f.integer("head_dim", hidden // heads)
     if head_dim % 2:
         f.refuse("head_dim", "an even number: RoPE rotates pairs")
@@ -180,6 +182,8 @@ def _build(f: Fields, kind: str, eos: tuple[int, ...]) -> ModelConfig:
     dtype = f.values.get("dtype") or f.values.get("torch_dtype") or ""
     if dtype and dtype not in DTYPES:
         f.refuse("dtype" if f.values.get("dtype") else "torch_dtype", f"one of {', '.join(DTYPES)}")
+    if f.given("torch_dtype") and f.values["torch_dtype"] != dtype:  # the older name of the same
+        f.refuse("torch_dtype", f"the same as dtype {dtype!r}, or one of the two alone")
     common = {
         "family": kind, "vocab": vocab, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
         "window": f.integer("sliding_window") if any(layer.attention == "sliding" for layer in own["layers"]) else 0,

@@ -181,6 +181,7 @@ class Engine:
             return EngineStats(
                 running=len(b.running), waiting=len(b.waiting), preempted=len(b.preempted), pages_total=self.pool.total,
                 pages_free=self.pool.free, pages_cached=self.pool.idle, stuck=bool(self._abandoned), finished=reasons,
+                records_unreadable=self.drain is not None and self.drain.failure is not None,
                 **{name: counts[name] for name in names},
             )  # fmt: skip
 

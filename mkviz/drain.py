@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
@@ -11,13 +12,15 @@ import numpy as np
 
 from mkviz.clocks import Clocks
 from mkviz.decode import Gap, RingReader
-from mkviz.protocols import ClockSink, RequestInfo, Sink, StepInfo, TokenInfo
+from mkviz.protocols import ClockSink, FailureSink, RequestInfo, Sink, StepInfo, TokenInfo
 from mkviz.record import EVENT, KIND_MASK, KIND_PHASES, KIND_TASK
 from mkviz.ring import Link
 
 if TYPE_CHECKING:
     from mkviz.graph import Graph
     from mkviz.schedule import Schedule
+
+log = logging.getLogger(__name__)
 
 END = 1 << 62  # beyond every step
 BUDGET = 1 << 17  # records that one poll decodes in live mode, so that a view stays live however much is written
@@ -63,7 +66,8 @@ class Drain:
     one poll decodes the newest ``budget`` records at most (None: all), or those of two steps like the newest, so that one is
     whole; ``close`` takes all that is left.
 
-    A sink that raises is detached and its exception kept in ``detached``; neither the drain nor the kernel stops.
+    A sink that raises is detached and its exception kept in ``detached``; neither the drain nor the kernel stops.  When the
+    rings cannot be read any more, ``failure`` says why, as do the log and every :class:`FailureSink`, once.
     """
 
     def __init__(self, link: Link, *, clocks: Clocks | None = None, interval: float = 0.02, expects_meta: bool = True,
@@ -73,7 +77,7 @@ class Drain:
         self.interval, self.expects_meta, self.budget = interval, expects_meta, budget
         self.stats = Stats()
         self.detached: list[tuple[Sink, Exception]] = []
-        self.failure: Exception | None = None  # why the thread ended before its time
+        self.failure: Exception | None = None  # why the rings could be read no more
         self.live = link.read_live()
         self._capture = link.capture
         self._sinks: list[Sink] = []
@@ -112,6 +116,8 @@ class Drain:
                 self._tell("clocks", (self.clocks,), [sink])
             for graph_id, (graph, schedule) in self._graphs.items():
                 self._tell("graph", (graph_id, graph, schedule), [sink])
+            if self.failure is not None:
+                self._tell_failure([sink])
 
     def remove_sink(self, sink: Sink, settle: bool = False) -> None:
         """The sink gets nothing more; it is not closed.  Unknown or detached sinks are ignored.
@@ -127,7 +133,7 @@ class Drain:
                     for _ in range(2):  # the frontier trails by one reading
                         self._read()
                 except Exception as error:  # with the device that the rings lie on, say
-                    self.failure = self.failure or error
+                    self._fail(error)
                     self._end()
             self._sinks = [s for s in self._sinks if s is not sink]
 
@@ -143,8 +149,8 @@ class Drain:
         while not self._stop.wait(self.interval):
             try:
                 self.poll()
-            except Exception as error:  # kept for whoever asks: a profiler must not take its subject down
-                self.failure = error
+            except Exception as error:  # told, not raised: a profiler must not take its subject down
+                self._fail(error)
                 return
 
     def poll(self) -> int:
@@ -178,14 +184,30 @@ class Drain:
                 try:
                     self.poll()
                 except Exception as error:
-                    self.failure = self.failure or error
+                    self._fail(error)
             self._end()
             if close_sinks:
                 self._tell("close", (complete,))
                 self._sinks = []
         return self.stats
 
+    def _fail(self, error: Exception) -> None:
+        """Keep the first reason and tell it to whoever would wait for more without a word."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = error
+                log.warning("records can be read no more: %s", self._why)
+                self._tell_failure(self._sinks)
+
+    @property
+    def _why(self) -> str:
+        """One line, and not a long one: it is drawn on a figure."""
+        return " ".join(f"{type(self.failure).__name__}: {self.failure}".split())[:200]
+
     # under the lock
+
+    def _tell_failure(self, sinks: list[Sink]) -> None:
+        self._tell("failed", (self._why,), [sink for sink in sinks if isinstance(sink, FailureSink)])
 
     def _end(self) -> None:
         """Nothing more will come: close every step that is left."""

@@ -91,10 +91,18 @@ class ClockSink(Sink, Protocol):
 
 
 @runtime_checkable
+class FailureSink(Sink, Protocol):
+    """A sink that is shown while it grows: it is told once why nothing more can come (one line), at the latest when it is
+    added."""
+
+    def failed(self, why: str) -> None: ...
+
+
+@runtime_checkable
 class Source(Protocol):
     """What feeds a view.  ``snapshot`` is cheap when ``version`` has not moved; snapshots are immutable.
 
-    It may have ``words``: what it is busy with or what went wrong, shown while it has no steps; "" for nothing.
+    It may have ``words``: what it is busy with or what went wrong, shown in place of steps and beside them; "" for nothing.
     """
 
     @property

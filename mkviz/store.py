@@ -121,6 +121,7 @@ class LiveStore:
         if max_bytes < 1 << 16:
             raise MkvizError(f"store: max_bytes {max_bytes}", "at least 65536")
         self.label, self.kind, self.max_bytes, self.cut = label, kind, max_bytes, cut
+        self.words = ""  # why nothing more comes, where that is not its end
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._version = 0
@@ -240,6 +241,12 @@ class LiveStore:
         with self._lock:
             self._lost_records += records
             self._lost_steps += steps
+            self._version += 1
+
+    def failed(self, why: str) -> None:
+        """Nothing more can come, though what is recorded goes on; the steps so far stay."""
+        with self._lock:
+            self.words = f"Nothing new is shown: records can be read no more ({why})"
             self._version += 1
 
     def close(self, complete: bool = True) -> None:

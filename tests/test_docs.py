@@ -59,3 +59,10 @@ def test_what_a_document_links_to_is_there(document):
     path = ROOT / document
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("document", sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md")))
+def test_a_name_that_a_document_places_in_a_file_is_made_there(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for name, file in re.findall(r"`(\w+)`\s+of\s+\[?`([\w/]+\.py)`", text):
+        assert re.search(rf"^( *def |class )?{name}\b", (ROOT / file).read_text(encoding="utf-8"), re.M), f"{name} of {file}"

@@ -31,6 +31,7 @@ from mkviz.ring import HostRings
 from mkviz.schedule import Schedule
 from mkviz.validate import check
 
+REMEDY = "a shorter --context, fewer --pages, or a smaller model"
 FUNCTIONS = {
     "embed": ops.embed, "qkv": ops.qkv, "attention": attention.attention, "merge": attention.merge, "o_proj": ops.o_proj,
     "router": ops.router, "expert_up": ops.expert_up, "shared_up": ops.dense_up, "dense_up": ops.dense_up,
@@ -89,7 +90,7 @@ class CpuBackend:
         sizes = {name: prod(shape) * np.dtype(dtype).itemsize for name, (dtype, shape) in shapes.items()}
         need = {"widened weights": widened_bytes(config, weights), "KV pages": sizes.pop("kv")}
         need["activations"] = sum(sizes.values())
-        MemoryPlan("host memory", need, free_host_memory(), weights.source_bytes).enter("fewer pages, or a smaller model")
+        MemoryPlan("host memory", need, free_host_memory(), weights.source_bytes).enter(REMEDY)
         self._params = load_params(config, weights, mode)
         # zero pages of the OS: memory is taken when touched
         self._arrays = self._params.arrays | {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}

@@ -58,7 +58,7 @@ PARAMS = _struct(
             "splits head_tiles ring_capacity epoch steps step_low poll_budget parallel centre interleaved router_kind "
             "renormalise shared_average stages x_stride picked_counter picked_arrivals step_high delay_seed", "<u4"),
     *_words("eps logit_scale attention_scale", "<f4"), ("held", "<u4"),
-    *_words("head_scratch sampling told tile_sums model_sums candidates weighed cursor", "<u8"),
+    *_words("head_scratch sampling told tile_sums part_sums candidates weighed cursor", "<u8"),
     *_words("head_tile sample_parts tag pad0", "<u4"), *_words("normed storer_first chosen chosen_weight", "<u8"),
 )  # fmt: skip
 

@@ -167,7 +167,8 @@ class CudaBackend:
                 what = f"{self.device.name}: {self.device.shared} bytes of shared memory for a block"
                 raise MkvizError(what, f"{least} and what rows need; or use --backend cpu")
             what = f"hidden_size: {c.hidden}" if bucket <= abi.ROWS else f"rows: {bucket} in one step"
-            raise MkvizError(what, f"what leaves 48 KiB of {self.device.shared} bytes of shared memory")
+            right = f"what leaves 48 KiB of the {self.device.shared} bytes of shared memory of a block of {self.device.name}"
+            raise MkvizError(what, f"{right}; or use --backend cpu")
         return stages, fixed + stages * abi.CHUNK + resident
 
     def _held(self, bucket: int) -> int:

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from engine.cuda.device import INSTALL, in_a_line
 from engine.models import models_dir
 from mkviz.errors import MkvizError
 from mkviz.locate import device_dirs, device_file
@@ -33,10 +35,7 @@ def nvrtc():
 
         binding.getVersion()
     except Exception as error:  # ImportError, or what CuPy raises for a missing library
-        raise MkvizError(
-            f"no CUDA compiler ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})",
-            "pip install 'mkviz[cuda13]' (or cuda12); the cpu backend works without",
-        ) from None
+        raise MkvizError(f"no CUDA compiler ({in_a_line(error)})", f"{INSTALL}; the cpu backend works without") from None
     return binding
 
 
@@ -92,6 +91,9 @@ def compile_cubin(
         return bytes(binding.getCUBIN(program)) + b"\0", binding.getProgramLog(program)
     except binding.NVRTCError:
         log = binding.getProgramLog(program)
+        if missing := re.search(r'open source file "([^"]+)(?<!\.cuh)"', log):  # ours end in .cuh
+            what = f"no CUDA headers ({missing[1]} is not found)"
+            raise MkvizError(what, f"{INSTALL}, or set CUDA_PATH to a CUDA toolkit; the cpu backend works without") from None
         first = next((line for line in log.splitlines() if "error" in line), log.strip() or "no message")
         raise MkvizError(f"{name} does not compile for sm_{arch}: {first}", "report this with the output of --debug") from None
     finally:

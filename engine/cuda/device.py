@@ -7,6 +7,7 @@ from typing import Any
 
 from mkviz.errors import MkvizError
 
+INSTALL = "pip install 'mkviz[cuda13]' (or cuda12)"
 OLDEST = 80  # as in sm_80: the kernel multiplies bf16
 
 
@@ -23,14 +24,22 @@ class Device:
     free: int
 
 
+def in_a_line(error: Exception) -> str:
+    """What an error of CuPy's is about: its first line, or that of its cause where CuPy made a page of it."""
+    error = error.__cause__ or error
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
 def open_device() -> Device:
     """The current GPU.  Raises MkvizError when CuPy, the driver or a GPU is missing."""
     try:
         import cupy
-    except ImportError:
-        raise MkvizError(
-            "cuda backend: CuPy is not installed", "pip install 'mkviz[cuda13]' (or cuda12), or use --backend cpu"
-        ) from None
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            what = "CuPy is not installed"
+        else:  # whatever it finds missing or broken
+            what = f"CuPy is installed and does not start ({in_a_line(error)})"
+        raise MkvizError(f"cuda backend: {what}", f"{INSTALL}, or use --backend cpu") from None
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -17,7 +17,7 @@ from engine.memory_plan import MemoryPlan
 from engine.tiling import PAGE, SAMPLE_PARTS
 
 Arrays = dict[str, tuple[Any, tuple[int, ...]]]  # name, as in Params -> (dtype, shape)
-REMEDY = "fewer pages, a smaller model, or a larger GPU"
+REMEDY = "a shorter --context, fewer --pages, a smaller model, or a larger GPU"
 MARGIN, LEAST_MARGIN = 20, 1 << 30  # kept free where pages are made to fit: a twentieth of what is free, at least 1 GiB
 
 
@@ -118,7 +118,7 @@ def sampling_arrays(rows: int, max_steps: int, head_tiles: int) -> Arrays:
     u8, u32, u64 = np.uint8, np.uint32, np.uint64
     return {
         "sampling": (u8, (rows, abi.SAMPLING.itemsize)), "told": (u8, (max_steps, rows, abi.TOLD.itemsize)),
-        "tile_sums": (u64, (rows, head_tiles)), "model_sums": (u64, (rows, SAMPLE_PARTS)),
+        "tile_sums": (u64, (rows, head_tiles)), "part_sums": (u64, (rows, 2, SAMPLE_PARTS)),
         "candidates": (u32, (rows, abi.CANDIDATES, 2)), "weighed": (u64, (rows, abi.CANDIDATES, 2)), "cursor": (u32, (rows,)),
     }  # fmt: skip
 

@@ -117,11 +117,13 @@ def _assign_storers(tasks: np.ndarray, sm: np.ndarray, ptr: np.ndarray) -> np.nd
     storers]: each storer's first.
 
     The last storer has the tasks without products, the others finished tiles in turn: a merge waits for other SMs, and tiles
-    of experts behind it would wait with it, or it with them.
+    of experts behind it would wait with it, or it with them.  Samples are dealt to all of them, the last one first: they wait
+    for all tiles of the step, so that no tile is behind them in any list, and are the only ones at work then.
     """
     vector, sms, length = np.isin(OPS, VECTOR)[tasks["op"]], len(ptr) - 1, np.diff(ptr)
-    tiles = np.concatenate([[0], np.cumsum(~vector)])  # before each task
-    tasks["storer"] = np.where(vector, STORERS - 1, (tiles[:-1] - tiles[ptr[sm]]) % (STORERS - 1))
+    sample = tasks["op"] == OP["sample"]
+    tasks["storer"] = np.where(vector, STORERS - 1, _before(~vector, sm, ptr) % (STORERS - 1))
+    tasks["storer"][sample] = STORERS - 1 - _before(sample, sm, ptr)[sample] % STORERS
     whose = sm * STORERS + tasks["storer"]
     by_storer = np.argsort(whose, kind="stable")
     whose, order = whose[by_storer], tasks["order"][by_storer].astype(np.int64)
@@ -131,6 +133,12 @@ def _assign_storers(tasks: np.ndarray, sm: np.ndarray, ptr: np.ndarray) -> np.nd
     first = np.repeat(length, STORERS).astype(np.uint32)
     first[whose[starts]] = order[starts]
     return first.reshape(sms, STORERS)
+
+
+def _before(some: np.ndarray, sm: np.ndarray, ptr: np.ndarray) -> np.ndarray:
+    """i64 per task, in the order of the SMs' lists: how many of ``some`` stand before it in its SM's."""
+    count = np.concatenate([[0], np.cumsum(some)])
+    return count[:-1] - count[ptr[sm]]
 
 
 def _routed_layers(tasks: np.ndarray, sm: np.ndarray) -> np.ndarray:

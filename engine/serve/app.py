@@ -70,6 +70,8 @@ def create_app(engine: Engine, settings: Settings) -> FastAPI:
     async def health() -> dict[str, str]:
         if service.draining:
             raise ApiError(503, "the server is shutting down")
+        if engine.drain is not None and engine.drain.failure is not None:
+            return {"status": "ok", "records": "can be read no more: viewers see nothing new"}
         return {"status": "ok"}
 
     @app.get("/version")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import Request
 from starlette.responses import Response
@@ -48,6 +48,8 @@ class Plan:
         params = service.params(body, count, max_tokens=limit, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
         constraints: list[Constraint | None] = [None] * count
         if (wanted := wanted_of(body)) is not None:
+            if not wanted[0].text:  # calls alone: there is no text to stop, and half a call is of no use to anybody
+                params = [replace(each, stop=()) for each in params]
             grammar = service.format.grammar(wanted[0], prompt.opening, service.grammars.mark)
             constraints = [service.grammars.constraint(grammar, wanted[1]) for _ in range(count)]
         return cls(body, prompt, params, constraints)
@@ -61,7 +63,7 @@ class ChatAnswer:
         self._service, self._sequence, self._body = service, sequence, plan.body
         self._ends = {*service.engine.config.eos, *sequence.params.stop_tokens}
         self._letters = service.engine.tokenizer.detokenizer(skip_special=False)
-        self._matcher = StopMatcher(plan.body.stops)
+        self._matcher = StopMatcher(sequence.params.stop)
         self._parser = service.format.parser(plan.prompt.opening)
         self._undecided: list[int] = []  # indices of tokens that no part has shown yet
         self.content, self.reasoning, self.finish_reason = "", "", ""

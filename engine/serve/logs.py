@@ -47,11 +47,11 @@ def worth_telling(record: logging.LogRecord) -> bool:
 
 
 def configure(form: str) -> None:
-    """Send this server's lines, and the HTTP library's warnings, to stderr."""
+    """Send this server's lines, and warnings of the recording and of the HTTP library, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else ForPeople())
     handler.addFilter(worth_telling)
-    for name, level in (("mkviz.serve", logging.INFO), ("uvicorn", logging.WARNING)):
+    for name, level in (("mkviz.serve", logging.INFO), ("mkviz.drain", logging.WARNING), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

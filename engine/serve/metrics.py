@@ -52,6 +52,7 @@ _NOW = {
     "pages_free": "KV pages that nobody holds",
     "pages_cached": "Of the free ones, those that keep content that may be asked for again",
     "stuck": "1 while a step has outlasted the watchdog",
+    "records_unreadable": "1 once records can be read no more: viewers see nothing new",
 }
 _SINCE_START = {
     "steps": "Steps",

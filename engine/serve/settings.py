@@ -141,6 +141,8 @@ def _parse(item: dataclasses.Field, text, where: str):
     """What a command line or an environment says, as the field's type."""
     kind, many, optional = _kind(item)
     if many:
+        if isinstance(text, list) and any("," in part for part in text):  # one text here, two in the environment: not guessed
+            raise MkvizError(f"{where}: a comma", "the option again for each; what has a comma in it, in the file's list")
         value = tuple(text) if isinstance(text, list) else tuple(part.strip() for part in text.split(","))
     elif isinstance(text, bool):  # argparse has done it
         value = text

@@ -60,8 +60,8 @@ class AttachedSource(Stored):
 
     @property
     def words(self) -> str:
-        if self._trouble:
-            return self._trouble
+        if self._trouble or self._store.words:
+            return self._trouble or self._store.words
         return "" if len(self._store.snapshot().steps) else f"Attached to {self.name}: no steps yet; send it a request"
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class AttachedSource(Stored):
                 if index >= self._requests[info.request]:  # else told before the connection broke
                     self._requests[info.request] = index + 1
                     self._store.request(info)
-        elif kind in ("step", "token", "lost", "close"):
+        elif kind in ("step", "token", "lost", "failed", "close"):
             return self._take_numbered(kind, header, tables)
         return True  # a kind of a later protocol that does not mind being ignored
 
@@ -161,6 +161,8 @@ class AttachedSource(Stored):
         elif kind == "lost":
             store.lost(header["records"], header["steps"])
             self._known = before.plus(lost_records=header["records"], lost_steps=header["steps"])
+        elif kind == "failed":
+            store.failed(str(header["why"])[:200])
         else:
             store.close(bool(header["complete"]))
             self._trouble = f"The server {self.name} has ended at {time.strftime('%H:%M:%S')}; waiting for it to start again"

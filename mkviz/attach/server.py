@@ -91,6 +91,9 @@ class AttachServer:
 
         self._tell(128, encode, lost_records=records, lost_steps=steps)
 
+    def failed(self, why: str) -> None:
+        self._tell(512, lambda n, before: wire.pack({"kind": "failed", "n": n, "before": astuple(before), "why": why}))
+
     def close(self, complete: bool = True) -> None:
         """Viewers are told, and the socket is removed.  Safe to call twice."""
         with self._lock:

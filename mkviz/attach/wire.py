@@ -14,10 +14,11 @@ request   ``changes``: those of one request from the ``index``-th on
 step      the host's side of a step (``info``); table ``records``
 token     ``token``
 lost      ``records`` and ``steps`` that the recording itself lost
+failed    records can be read no more, though the server goes on: ``why``
 close     the server has ended; ``complete``
 ========  ===========================================================================================================
 
-The last four are numbered (``n``), and say what had been told before them (``before``), so that whoever misses some of them
+The last five are numbered (``n``), and say what had been told before them (``before``), so that whoever misses some of them
 knows exactly how much was in those.
 """
 

@@ -189,3 +189,22 @@ def test_a_source_that_begins_anew_is_shown_anew():
     assert session.pinned is None and not session.paused
     assert session.scene.snapshot is not first and len(session.scene.snapshot.steps) == 1
     assert not session.panels.requests.root.visible
+
+
+def test_a_live_source_whose_records_can_be_read_no_more_says_so():
+    hub, empty, store = Hub({}), LiveStore(), store_of(())
+    hub.add_source("empty", empty)
+    hub.add_source("some", store)
+    session = Session(hub, Panels())
+    session.panels.connect(session)
+    said = "Nothing new is shown: records can be read no more (OSError: gone)"
+    session.choose("empty")
+    empty.failed("OSError: gone")
+    session.tick()
+    assert session.panels.message.text == said
+    session.choose("some")
+    session.tick()
+    session._last.clear()  # it is time for the slower parts
+    store.failed("OSError: gone")
+    session.tick()
+    assert session.panels.timeline.title.text == f"measured (cpu) · g · 1 SMs · {said}"

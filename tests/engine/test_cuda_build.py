@@ -3,10 +3,8 @@
 import re
 import shutil
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from engine.cuda import abi, build
 from engine.cuda.defines import fixed_shared, kernel_defines, model_defines
 from engine.cuda.pack import fragments
 from engine.shapes import SHAPES, shape
-from engine.tiling import PAGE, SPLIT
+from engine.tiling import PAGE, SPLIT, Tiling
 from mkviz import record
 from mkviz.errors import MkvizError
 
@@ -167,6 +165,12 @@ def test_structs_and_constants_agree(arch):
     build.compile_cubin(assertions_of_constants(), arch)
 
 
+def test_a_warp_holds_a_tile_of_the_head():
+    """SAMPLE reads TILE_LOADS words a lane of a tile, and no more."""
+    most = max(Tiling.for_tensor_cores(shape(name), 132, sampling=True).lm_head for name in SHAPES)
+    build.compile_cubin(f'#include "sampling.cuh"\nstatic_assert(TILE_LOADS * 32 >= {most}, "TILE_LOADS");', 90)
+
+
 @pytest.mark.parametrize("struct", abi.STRUCTS)
 def test_a_shifted_field_is_noticed(monkeypatch, struct):
     dtype = abi.STRUCTS[struct]
@@ -308,94 +312,3 @@ def test_a_cache_that_cannot_be_written(cache, monkeypatch, tmp_path):
     monkeypatch.setenv("MKVIZ_HOME", str(tmp_path / "file"))
     with pytest.raises(MkvizError, match="set MKVIZ_HOME to a folder that can be written"):
         build.megakernel(90)
-
-
-# -- what is missing is said in one line
-
-
-def test_code_that_does_not_compile_names_the_first_error():
-    with pytest.raises(MkvizError, match=r'bad\.cu does not compile for sm_90: bad\.cu\(1\): error: identifier "y"'):
-        build.compile_cubin("int x = y;", 90, name="bad.cu")
-
-
-def test_an_old_architecture_is_refused():
-    with pytest.raises(MkvizError, match="GPU architecture sm_75; sm_80 or newer"):
-        build.compile_cubin("", 75)
-
-
-def one_line(error) -> str:
-    text = str(error.value)
-    assert "\n" not in text
-    return text
-
-
-def test_no_compiler(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    with pytest.raises(MkvizError) as error:
-        build.nvrtc()
-    assert re.match(r"no CUDA compiler \(.*\); pip install 'mkviz\[cuda13\]' \(or cuda12\)", one_line(error))
-
-
-def test_no_compiler_library(monkeypatch):
-    from cupy.cuda import nvrtc
-
-    def missing():
-        raise RuntimeError("libnvrtc.so.13 was not found\nsearched here and there")
-
-    monkeypatch.setattr(nvrtc, "getVersion", missing)
-    with pytest.raises(MkvizError) as error:
-        build.nvrtc()
-    assert one_line(error).startswith("no CUDA compiler (RuntimeError: libnvrtc.so.13 was not found); pip install")
-
-
-def test_no_cupy(monkeypatch):
-    from engine.cuda.device import open_device
-
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(MkvizError) as error:
-        open_device()
-    assert one_line(error).startswith("cuda backend: CuPy is not installed; pip install 'mkviz[cuda13]'")
-
-
-@pytest.mark.parametrize(
-    ("status", "what"),
-    [(35, "no usable driver (cudaErrorInsufficientDriver"), (100, "no usable driver (cudaErrorNoDevice"), (0, "no GPU found")],
-)
-def test_no_driver_or_no_gpu(monkeypatch, status, what):
-    from cupy.cuda import runtime
-
-    from engine.cuda.device import open_device
-
-    def count():
-        if status:
-            raise runtime.CUDARuntimeError(status)
-        return 0
-
-    monkeypatch.setattr(runtime, "getDeviceCount", count)
-    with pytest.raises(MkvizError) as error:
-        open_device()
-    text = one_line(error)
-    assert text.startswith(f"cuda backend: {what}") and text.endswith("use --backend cpu")
-
-
-def test_a_gpu_that_is_too_old(monkeypatch):
-    """A T4 has less shared memory than the kernel wants, too, but that is not what is wrong with it."""
-    from engine.cuda.device import open_device
-
-    about = {"name": b"Tesla T4", "major": 7, "minor": 5, "multiProcessorCount": 40, "sharedMemPerBlockOptin": 65536}
-    runtime = SimpleNamespace(getDeviceCount=lambda: 1, getDeviceProperties=lambda index: about, CUDARuntimeError=RuntimeError)
-    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=lambda: SimpleNamespace(id=0)))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    with pytest.raises(MkvizError) as error:
-        open_device()
-    assert one_line(error) == "Tesla T4: GPU architecture sm_75; sm_80 or newer (mma.sync on bf16), or use --backend cpu"
-
-
-def test_the_command_says_it_in_one_line():
-    program = "import sys; from mkviz.cli import main; sys.exit(main(['generate', 'x', '--backend', 'cuda']))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=CUDA.parent,
-        env={"PATH": "", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(CUDA.parent), "HOME": str(Path.home())},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"error: cuda backend: no usable driver .*; install NVIDIA's driver, or use .*\n", done.stderr)

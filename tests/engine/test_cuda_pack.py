@@ -14,6 +14,7 @@ from engine.builder import StepShape, build_graph
 from engine.checkpoint import Weights
 from engine.config import load_config
 from engine.cuda import abi
+from engine.cuda.abi import STORERS
 from engine.cuda.pack import fragments, gate_up, pair_rows
 from engine.cuda.program import make_program
 from engine.cuda.weights import PackedWeights
@@ -391,3 +392,25 @@ def test_the_order_of_the_list_decides_the_storer(model):
     tasks = list(range(len(built.graph)))
     program = make_program(config, built, Schedule.from_lists([tasks, []]), packed)
     assert program.tasks["order"].tolist() == tasks and program.task_ptr.tolist() == [0, len(tasks), len(tasks)]
+
+
+def test_samples_are_dealt_to_all_storers(model):
+    """The last storer first; and each storer's chain has all tasks that are its own, none with products behind a sample."""
+    config, _, packed, *_ = model
+    built = build_graph(config, StepShape(8, 4), Tiling.for_tensor_cores(config, SMS, sampling=True))
+    program = make_program(config, built, make_schedule(built.graph, SMS, "balanced"), packed)
+    op, sample = built.graph.ops.index, built.graph.ops.index("sample")
+    for sm in range(SMS):
+        mine = program.tasks[program.task_ptr[sm] : program.task_ptr[sm + 1]]
+        dealt = mine["storer"][mine["op"] == sample].tolist()
+        assert len(dealt) > 2 * STORERS and dealt == [STORERS - 1 - i % STORERS for i in range(len(dealt))]
+        assert set(mine["storer"][np.isin(mine["op"], [op("embed"), op("merge"), op("pick")])].tolist()) <= {STORERS - 1}
+        for storer in range(STORERS):
+            at, chain = int(program.storer_first[sm, storer]), []
+            while at < len(mine):
+                chain.append(at)
+                at = int(mine["next"][at])
+            assert chain == np.flatnonzero(mine["storer"] == storer).tolist()
+            ops = mine["op"][chain]
+            first = int(np.argmax(ops == sample))
+            assert ops[first] == sample and not np.isin(ops[first:], [sample, op("pick")], invert=True).any()

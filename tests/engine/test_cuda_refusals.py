@@ -23,6 +23,7 @@ from mkviz.errors import MkvizError
 from mkviz.policies import POLICIES, make_schedule
 
 H200 = {"name": "NVIDIA H200", "arch": 90, "sms": 132, "shared": 232448, "free": 140_000_000_000}
+NO_RING = "; what leaves 48 KiB of the {} bytes of shared memory of a block of NVIDIA H200; or use --backend cpu"
 
 
 class Untouched:
@@ -49,7 +50,7 @@ def test_too_little_memory(monkeypatch, config):
     """1,000 pages of 4 layers x 2 KV heads x (K, V) x 64 tokens x 32 x 2 bytes are 65.5 MB."""
     said = refuse(monkeypatch, config, {"free": 60_000_000}, pages=1000)
     assert said.startswith("memory of NVIDIA H200: 0.0") and "KV pages 0.07 GB" in said
-    assert said.endswith("0.06 GB free; fewer pages, a smaller model, or a larger GPU")
+    assert said.endswith("0.06 GB free; a shorter --context, fewer --pages, a smaller model, or a larger GPU")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_checkpoint_that_would_be_rounded(tmp_path, storage):
 
 def test_activations_that_leave_no_ring(monkeypatch, config):
     said = refuse(monkeypatch, replace(config, hidden=16384))
-    assert said == "hidden_size: 16384; what leaves 48 KiB of 232448 bytes of shared memory"
+    assert said == "hidden_size: 16384" + NO_RING.format(232448)
 
 
 def test_a_gpu_without_room_for_any_ring(monkeypatch, config):
@@ -180,11 +181,11 @@ def test_a_gpu_without_room_for_any_ring(monkeypatch, config):
 def test_wide_steps_that_leave_no_ring(monkeypatch, config):
     """Sums and routing of 64 rows take 39 KiB more than those of eight."""
     said = refuse(monkeypatch, config, {"shared": 140_000}, rows=64)
-    assert said == "rows: 64 in one step; what leaves 48 KiB of 140000 bytes of shared memory"
+    assert said == "rows: 64 in one step" + NO_RING.format(140000)
     assert refuse(monkeypatch, config, {"shared": 140_000, "free": 1}, rows=32).startswith("memory of")
     assert refuse(monkeypatch, config, {"shared": 140_000, "free": 1}, rows=None).startswith("memory of")
     said = refuse(monkeypatch, replace(config, hidden=16384), rows=None)
-    assert said == "hidden_size: 16384; what leaves 48 KiB of 232448 bytes of shared memory"
+    assert said == "hidden_size: 16384" + NO_RING.format(232448)
 
 
 def opened_for(device, rows, **changes):
@@ -212,7 +213,7 @@ def test_who_has_kernels_for_more_than_64_rows():
     assert opened_for({}, 128)[1][-1] == 128
     small = {"arch": 80, "shared": 166_912}
     assert opened_for(small, None)[1] == [8, 16, 32]
-    with pytest.raises(MkvizError, match="rows: 128 in one step; what leaves 48 KiB of 166912 bytes"):
+    with pytest.raises(MkvizError, match="rows: 128 in one step; what leaves 48 KiB of the 166912 bytes"):
         opened_for(small, 256, head_dim=32)
 
 
@@ -231,7 +232,7 @@ def test_memory_of_wide_and_drawn_steps(config):
         assert wide["chosen"] == wide["chosen_weight"] == 4 * rows * 16
         assert {n: wide[n] for n in wide.keys() - narrow.keys()} == {"normed": 2 * rows * config.hidden}
     assert {n: drawn[n] for n in drawn.keys() - narrow.keys()} == {
-        "sampling": 8 * 48, "told": 16 * 8 * 184, "tile_sums": 8 * 8 * tiles, "model_sums": 8 * 8 * 64,
+        "sampling": 8 * 48, "told": 16 * 8 * 184, "tile_sums": 8 * 8 * tiles, "part_sums": 8 * 8 * 2 * 64,
         "candidates": 8 * 1024 * 8,
         "weighed": 8 * 1024 * 16, "cursor": 8 * 4,
     }  # fmt: skip

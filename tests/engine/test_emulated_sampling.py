@@ -9,7 +9,7 @@ from emulated import compile_host
 from engine.cuda import abi
 from engine.cuda.asks import sampling_of, told_of
 from engine.cuda.backend import kernel_defines
-from engine.pick import logprobs, pick
+from engine.pick import COLDEST, HOTTEST, logprobs, pick, weigh
 from engine.sampling import SamplingParams
 
 HOST = -1  # a row that is left to the host
@@ -27,7 +27,7 @@ class Picker:
             "logits": np.ascontiguousarray(logits), "tile_max": padded.reshape(self.rows, self.tiles, tile).max(2),
             "sampling": np.array([sampling_of(a) for a in asks]), "told": np.zeros(self.rows, abi.TOLD),
             "tile_sums": np.full((self.rows, self.tiles), 2**60, np.uint64),
-            "model_sums": np.full((self.rows, parts), 2**60, np.uint64),
+            "part_sums": np.full((self.rows, 2, parts), 2**60, np.uint64),
             "candidates": np.full((self.rows, abi.CANDIDATES, 2), 77, np.uint32),
             "weighed": np.full((self.rows, abi.CANDIDATES, 2), 99, np.uint64), "cursor": np.zeros(self.rows, np.uint32),
         }  # fmt: skip
@@ -127,3 +127,45 @@ def test_more_candidates_than_there_is_room_for():
     logits[:, 1000:2100] = 3
     asks = [SamplingParams(temperature=1.0, top_k=5), SamplingParams(temperature=1.0, min_p=0.5)]
     assert Picker(logits, asks)(0) == [HOST, pick(logits[1], asks[1], 1)]
+
+
+@pytest.mark.parametrize(
+    "kind", [{"top_k": 20, "logprobs": 20}, {"top_p": 0.5, "logprobs": 3}, {"top_p": 0.97}, {"top_p": 0.9, "min_p": 0.4}]
+)
+@pytest.mark.parametrize("spread", [1.0, 0.05, 0.0])
+def test_more_candidates_than_registers_hold(kind, spread):
+    """Three tiles hold 384 likely tokens, so that a threshold by the tiles' maxima leaves more than 192 candidates: the largest
+    of them say it all, or most of them are needed, or all are equal."""
+    rng = np.random.default_rng(8)
+    logits = rng.normal(0, 1, (2, 70_000)).astype(np.float32)
+    logits[:, 256:640] = rng.normal(20, spread, (2, 384))
+    asks = [SamplingParams(**{"temperature": 0.8, "seed": i} | kind) for i in range(2)]
+    picker = Picker(logits, asks, 128, 16)
+    for position in range(4):
+        assert picker(position) == [pick(row, ask, position + i) for i, (row, ask) in enumerate(zip(logits, asks, strict=True))]
+        for row, ask in zip(range(2), asks, strict=True):
+            if ask.logprobs:
+                token = pick(logits[row], ask, position + row)
+                assert told_of(picker.arrays["told"][row]) == logprobs(logits[row], token, ask.logprobs)
+
+
+@pytest.mark.parametrize(
+    "temperature", [COLDEST, 1e-20, 1e-18, 1e-12, 0.1, 0.3, 0.7, 0.8, 1.0, 1.3, 1.9999999, 2.5, 100.0, 1e12, HOTTEST]
+)
+def test_weights_to_the_last_bit(temperature):
+    """The device divides by a reciprocal, with corrections; the rule divides."""
+    t = np.float32(temperature)
+    rng = np.random.default_rng(int(t.view(np.uint32)))
+    library = compile_host("emulator.cpp", kernel_defines(32, 0, sampling=True))
+    for top in np.array([0, -7.3, 19.8], np.float32):
+        with np.errstate(over="ignore", under="ignore"):
+            below = [rng.uniform(0, 30, 40_000).astype(np.float32) * t, rng.exponential(1, 20_000).astype(np.float32) * t,
+                     np.float32(10) ** rng.uniform(-45, 38, 5_000).astype(np.float32), [0, np.inf, 1e-45, 3e38]]  # fmt: skip
+            logits = (top - np.concatenate(below, dtype=np.float32)).astype(np.float32)
+            ids, weights = weigh(logits, temperature)
+        assert top or len(np.unique(weights)) > 10_000
+        want, sampled, picked = np.zeros((3, len(logits)), np.uint64)
+        want[ids] = weights
+        at = [ctypes.c_void_p(a.ctypes.data) for a in (logits, sampled, picked)]
+        library.emulate_weights(at[0], len(logits), ctypes.c_float(top), ctypes.c_float(t), at[1], at[2])
+        assert np.array_equal(picked, want) and np.array_equal(sampled, want)

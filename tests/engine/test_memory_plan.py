@@ -31,7 +31,18 @@ def test_a_plan_that_does_not_fit(monkeypatch, tmp_path):
     with pytest.raises(MkvizError) as error:
         cpu.CpuBackend(config, Weights.open(tmp_path, config), pages=20_000, trace=False)
     assert str(error.value).startswith("host memory: 1.31 GB needed (KV pages 1.31 GB, activations 0.00 GB), 1.00 GB free")
-    assert str(error.value).endswith("; fewer pages, or a smaller model")
+    assert str(error.value).endswith("; a shorter --context, fewer --pages, or a smaller model")
+
+
+def test_a_context_that_does_not_fit_is_told_how_to_shorten_it(monkeypatch, tmp_path):
+    """Partial results of attention: rows x 4 heads x splits x (16 + 2) x 4 bytes, whatever the pages."""
+    make_checkpoint(tmp_path, "llama", max_position_embeddings=1 << 32)
+    config = load_config(tmp_path)
+    weights = Weights.open(tmp_path, config)
+    monkeypatch.setattr(cpu, "free_host_memory", lambda: 1_000_000_000)
+    with pytest.raises(MkvizError, match=r"activations [1-9].*; a shorter --context, fewer --pages, or a smaller model"):
+        cpu.CpuBackend(config, weights, pages=8, trace=False)
+    cpu.CpuBackend(config.within(4096), weights, pages=8, trace=False).close()
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float16", "float32"])

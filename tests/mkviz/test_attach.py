@@ -302,6 +302,22 @@ def test_viewers_that_talk_nonsense_are_let_go():
     server.close()
 
 
+def test_a_recording_that_breaks_is_told_to_those_who_look_on_and_to_those_who_come_later():
+    server = AttachServer("measured (cpu)")
+    source = AttachedSource(server.path)
+    server.graph(0, *graph_of(20))
+    server.step(*step_of(0, 20))
+    server.failed("OSError: the device is gone")
+    late = AttachedSource(server.path)
+    for seen in (source, late):
+        until(lambda seen=seen: "can be read no more (OSError: the device is gone)" in seen.words)
+        assert len(seen.snapshot().steps) == 1 and not seen.snapshot().closed
+    server.close()
+    until(lambda: "has ended" in source.words)
+    source.close()
+    late.close()
+
+
 def test_only_the_user_may_attach(home):
     server = AttachServer("measured (cpu)", name="demo at 127.0.0.1:8000/é")
     assert server.name == "demo-at-127.0.0.1-8000-é"

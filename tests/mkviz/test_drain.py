@@ -195,6 +195,33 @@ def test_a_sink_that_raises_is_detached_and_the_others_go_on():
     assert sink is broken and str(error) == "no space left"
 
 
+def test_a_thread_that_dies_says_why_once_to_log_and_to_sinks_of_before_and_after(monkeypatch, caplog):
+    class Shown(Recorder):
+        def failed(self, why):
+            self.calls.append(("failed", why))
+
+    m, early, late = Machine(expects_meta=False), Shown(), Shown()
+    m.drain.add_sink(early)
+    m.run(0)
+    m.polls(2)
+
+    def gone(budget):
+        raise OSError("the device\nis gone")
+
+    monkeypatch.setattr(m.drain.reader, "read", gone)
+    m.drain.start()
+    deadline = time.monotonic() + 30
+    while m.drain.failure is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    m.drain.add_sink(late)
+    m.drain.close()
+    assert early.calls == [("step", 0), ("failed", "OSError: the device is gone")]
+    assert late.calls == early.calls[1:] and m.sink.calls == [("step", 0)]
+    assert [r.getMessage() for r in caplog.records] == ["records can be read no more: OSError: the device is gone"]
+    assert not m.drain.detached
+
+
 def test_live_mode_leaves_out_steps_that_are_not_whole_and_counts_them():
     m = Machine(capacity=16)  # 14 readable: four steps of SM 0's three tasks
     m.drain.graph(0, m.graph, m.schedule)

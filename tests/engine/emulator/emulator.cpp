@@ -185,4 +185,14 @@ extern "C" void emulate_picks(const void* params, unsigned position, unsigned* p
   Picks picks = {(const Model*)params, position, picked};
   emu::grid(pick_rows, &picks, 1, 32, 128, 0);
 }
+
+// Weights of `n` logits, as SAMPLE has them and as PICK.
+extern "C" void emulate_weights(const float* logits, unsigned n, float top, float temperature, u64* sampled, u64* picked) {
+  Divisor by(temperature);
+  for (u32 i = 0; i < n; ++i) {
+    float x = logits[i] - top;
+    sampled[i] = weight_of(by.quick() ? by.quotient(x) : x / temperature);
+    picked[i] = weigh(logits[i], top, temperature);
+  }
+}
 #endif

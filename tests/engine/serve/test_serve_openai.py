@@ -154,6 +154,18 @@ def test_a_forced_call_has_arguments_of_its_schema(client, choice):
         assert call.function.name == "get_weather" and set(arguments) == {"city", "unit"} and arguments["unit"] in ("C", "F")
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_stop_strings_do_not_cut_a_forced_call(client, choice):
+    """Each of them is in the call as the model writes it: the first in its syntax, the second in its arguments."""
+    more = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 200, "parallel_tool_calls": False}
+    whole = chat(client, QUESTION, **more).choices[0]
+    for stop in (" ", '"city"'):
+        answer = chat(client, QUESTION, stop=stop, **more).choices[0]
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        assert answer.message.tool_calls[0].function == whole.message.tool_calls[0].function
+        assert stop in whole.message.tool_calls[0].function.arguments
+
+
 def test_calls_stream_in_pieces_that_join_to_the_whole(client):
     more = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200, "parallel_tool_calls": False}
     whole = chat(client, QUESTION, **more).choices[0].message.tool_calls[0]

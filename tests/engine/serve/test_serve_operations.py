@@ -75,6 +75,28 @@ def test_health_version_and_metrics_need_no_key(server, demo, http):
     assert first >= 1 and following >= 4 and metrics["mkviz_queue_seconds_count", ""] >= 1
 
 
+def test_records_that_can_be_read_no_more_are_told_by_health_metrics_and_log(monkeypatch, capfd):
+    engine = Engine(batch=1, sms=2)
+    try:
+        logs.configure("json")
+        with serving(engine, batch=1) as (url, _):
+            assert "mkviz_records_unreadable 0.0" in httpx.get(f"{url}/metrics").text
+            monkeypatch.setattr(engine.drain.reader, "read", lambda budget: 1 / 0)
+            until(lambda: engine.drain.failure)
+            health = httpx.get(f"{url}/health")
+            assert "mkviz_records_unreadable 1.0" in httpx.get(f"{url}/metrics").text
+            answer = httpx.post(f"{url}/v1/completions", json=LONG | {"max_tokens": 3}, timeout=60)
+        assert health.status_code == answer.status_code == 200
+        assert health.json() == {"status": "ok", "records": "can be read no more: viewers see nothing new"}
+        lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+        told = [line for line in lines if "ZeroDivisionError" in line["message"]]
+        assert len(told) == 1 and told[0]["level"] == "warning" and "traceback" not in told[0]
+    finally:
+        engine.close()
+        for name in ("mkviz.serve", "mkviz.drain", "uvicorn"):
+            logging.getLogger(name).handlers, logging.getLogger(name).propagate = [], True
+
+
 def test_methods_that_nobody_knows_are_counted_as_one(http):
     for method in ("BREW", "WHEN"):
         assert http.request(method, "/v1/models").status_code == 405

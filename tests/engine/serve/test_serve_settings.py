@@ -56,6 +56,8 @@ def test_every_field_can_be_said_in_all_three_places(tmp_path):
         ([], {}, "port = -1", "port: -1; 0 to 65535"),
         ([], {}, "api_key = [1]", "api_key"),
         ([], {}, "port = ", "is not TOML"),
+        (["--api-key", "sk-1,sk-2"], {}, "", "--api-key: a comma; the option again for each"),
+        (["--allow-origin", "http://a,http://b"], {}, "", "--allow-origin: a comma; the option again for each"),
         (["--api-key", "sp aced"], {}, "", "api_key"),
         ([], {"MKVIZ_SERVE_API_KEY": ""}, "", "MKVIZ_SERVE_API_KEY: empty"),  # a secret that is not there opens nothing
         ([], {"MKVIZ_SERVE_API_KEY": "a, "}, "", "MKVIZ_SERVE_API_KEY: empty"),
@@ -71,7 +73,13 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path, argv, environ, toml, wor
     arguments = parsed(*argv)
     with pytest.raises(MkvizError) as told:
         load({"config": file} | {k: v for k, v in arguments.items() if v is not None}, environ)
-    assert words in str(told.value) and "sp aced" not in str(told.value)
+    assert words in str(told.value) and "sp aced" not in str(told.value) and "sk-1" not in str(told.value)
+
+
+def test_several_keys():
+    two = ("sk-1", "sk-2")
+    assert load(parsed("--api-key", "sk-1", "--api-key", "sk-2"), {}).api_key == two
+    assert load({}, {"MKVIZ_SERVE_API_KEY": "sk-1, sk-2"}).api_key == two
 
 
 def test_a_file_that_is_not_named_might_have_had_the_keys():
