@@ -62,9 +62,10 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
     for (u32 n = 2 * i; n < min(2 * i + 2, r.pages); ++n) {
       const uint4* page = (const uint4*)next_chunk.wait() + (w & 3) * d16 * 32 + lane;
       if ((n & 1) == (w >> 2)) {
-        float c[4] = {}, odd[4] = {};  // of every other fragment: half as many products wait for the one before
+        float c[4] = {};
         bool own = n * (PAGE / 16) + (w & 3) == fresh && (lane >> 2) == (token & 7);
-        auto add = [&](float (&sum)[4], u32 k) {
+#pragma unroll(ONE ? 8 : 2)
+        for (u32 k = 0; k < d16; ++k) {
           uint4 a = page[k * 32];
 #if MK_ROWS == 1
           if (own) {  // the lane has eight elements of the token's key
@@ -73,15 +74,8 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
             else a.x = low, a.z = high;
           }
 #endif
-          ptx::mma(sum, a, q[k * 8], q[k * 8 + 4]);
-        };
-#pragma unroll(ONE ? 4 : 1)
-        for (u32 k = 0; k < d16; k += 2) {
-          add(c, k);
-          if (k + 1 < d16) add(odd, k + 1);
+          ptx::mma(c, a, q[k * 8], q[k * 8 + 4]);
         }
-#pragma unroll
-        for (u32 j = 0; j < 4; ++j) c[j] += odd[j];
         u32 key = (r.first_page + n) * PAGE + (w & 3) * 16 + (lane >> 2);
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
@@ -122,7 +116,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
   if (lane < 4) tile.sum[w][lane * 2] = sum0, tile.sum[w][lane * 2 + 1] = sum1;
   if (w == 0 && lane < 4) tile.top[h] = top0, tile.top[h + 1] = top1;
   if (!walk.meet(b.s.math_team)) return false;
-  float c[4] = {}, odd[4] = {};
+  float c[4] = {};
 #pragma unroll 1
   for (u32 n = 0; n < r.pages; ++n) {
     const uint4* page = (const uint4*)next_chunk.wait();
@@ -139,12 +133,10 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
           else put(a.x, v[0]), put(a.y, v[8]);
         }
 #endif
-        ptx::mma(k & 1 ? odd : c, a, pr.x, pr.y);
+        ptx::mma(c, a, pr.x, pr.y);
       }
     next_chunk.release();
   }
-#pragma unroll
-  for (u32 j = 0; j < 4; ++j) c[j] += odd[j];
   put(c);
   return true;  // who writes wide or probs next has met everybody since they were read: once for the one, twice for the other
 }
