@@ -4,7 +4,7 @@
 // counter before it reads.  A layer of a step has a tag that no other has, so nothing needs to be cleared; with eight rows the
 // polls would take as much of the L2 cache's bandwidth as weights do.
 #pragma once
-#include "block.cuh"
+#include "walker.cuh"
 
 __device__ __forceinline__ bool tagged(uint2 v, u32 tag) { return v.y == tag; }
 __device__ __forceinline__ bool tagged(uint4 v, u32 tag) { return v.y == tag && v.w == tag; }
