@@ -47,10 +47,8 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
   KeyRange r = walk.keys(t, row_of(t, row));
   u32 lane = b.lane, w = b.warp, d16 = p.head_dim / 16;
   u32 own_position = walk.position(row_of(t, row)), token = own_position % PAGE;  // in its page
-  // Whether the 16 keys from `first` of the split's page n have the step's own token, which with one row is not read from the page.
-  auto is_fresh = [&](u32 n, u32 first) {
-    return ONE && r.hi > own_position && own_position / PAGE == r.first_page + n && token / 16 == first / 16;
-  };
+  // Of the split's blocks of 16 keys the one with the step's own token, which with one row is not read from the page.
+  u32 fresh = ONE && r.hi > own_position ? (own_position / PAGE - r.first_page) * (PAGE / 16) + token / 16 : ~0u;
   const u32* q = q_buffer(b, t, buffer, row) + (lane >> 2) * b.q_stride + (lane & 3);
   float score[2][4];
 #pragma unroll
@@ -65,8 +63,8 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
       const uint4* page = (const uint4*)next_chunk.wait() + (w & 3) * d16 * 32 + lane;
       if ((n & 1) == (w >> 2)) {
         float c[4] = {};
-        bool own = is_fresh(n, (w & 3) * 16) && (lane >> 2) == (token & 7);
-#pragma unroll 2
+        bool own = n * (PAGE / 16) + (w & 3) == fresh && (lane >> 2) == (token & 7);
+#pragma unroll(ONE ? 8 : 2)
         for (u32 k = 0; k < d16; ++k) {
           uint4 a = page[k * 32];
 #if MK_ROWS == 1
@@ -125,10 +123,10 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
     if (w < d16)
 #pragma unroll
       for (u32 k = 0; k < PAGE / 16; ++k) {
-        uint2 pr = b.s.probs[n * 4 + k][lane];
+        uint2 pr = b.s.probs[n * (PAGE / 16) + k][lane];
         uint4 a = page[(w * (PAGE / 16) + k) * 32 + lane];
 #if MK_ROWS == 1
-        if (is_fresh(n, k * 16) && (lane & 3) == (token & 7) >> 1) {  // two elements of its value, in rows d and d + 8
+        if (n * (PAGE / 16) + k == fresh && (lane & 3) == (token & 7) >> 1) {  // two elements of its value, in rows d and d + 8
           const u16* v = (const u16*)b.s.fresh[buffer][1] + w * 16 + (lane >> 2);
           auto put = [&](u32& word, u32 element) { word = token & 1 ? (word & 0xffff) | element << 16 : (word & 0xffff0000) | element; };
           if (token & 8) put(a.z, v[0]), put(a.w, v[8]);

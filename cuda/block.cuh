@@ -38,6 +38,7 @@ static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER
 static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
 static constexpr u32 SLOTS = 8;       // tasks between feeder and math
 static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
+static constexpr u32 WALKED = 3;  // with eight rows: of its SM's list the task that a warp is at, and two that are on their way
 #ifndef MK_EXPERTS
 #define MK_EXPERTS 256  // of the model, or more
 #endif
@@ -45,7 +46,7 @@ static constexpr u32 MAX_STAGES = 16, MAX_EXPERTS = (MK_EXPERTS + 31) / 32 * 32;
 static constexpr u32 MAX_ACTIVE = MAX_ROWS * MAX_TOP_K < MAX_EXPERTS ? MAX_ROWS * MAX_TOP_K : MAX_EXPERTS;
 // At level 1 one in so many of an SM's tasks reads the ring's fill.
 static constexpr u32 FILL_EVERY = MK_TRACE > 1 ? 1 : 16;
-static constexpr u32 STAMPS = 64;     // tasks whose stamps are kept: more than can be in flight between loader and storer
+static constexpr u32 STAMPS = 32;     // tasks whose stamps are kept: more than can be in flight between loader and storer
 
 enum Role : u32 { ROLE_LOADER, ROLE_FEEDER, ROLE_MATH, ROLE_STORER };
 static constexpr u32 ROLE_LINES = 3 + STORERS;  // RoleState lines of a block: loader, feeder, math, each storer
@@ -94,6 +95,9 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u64 tile_full[STORERS][TILE_BUFFERS], tile_empty[STORERS][TILE_BUFFERS];
   u64 routed[2], routing_free[2];      // loader -> everybody -> loader
   Task task[WARPS][2];                 // what each warp is at, and the one before
+#if MK_ROWS == 8
+  Task third[STORER0];                 // and of who walks the list one more
+#endif
   u32 position[MAX_ROWS], first[MAX_ROWS], sequence[MAX_ROWS], wants[MAX_ROWS];  // of the rows, at the launch's first step
 #if MK_ROWS > 8
   u32 by_expert[MAX_EXPERTS][(MAX_ROWS + 31) / 32];  // the loader's, while it lists rows: bit r: row r
@@ -219,110 +223,6 @@ __device__ __forceinline__ KeyRange key_range(u32 position, u32 window, u32 spli
 
 // The row that an attention task is at: without others it is the task's own, read where it is needed.
 __device__ __forceinline__ u32 row_of(const Task& t, u32 row) { return WIDE ? row : t.a; }
-
-// -- walking: every role goes through the SM's whole list and decides alike which tasks have work
-
-struct Walker {
-  Block& b;
-  Waiter wait;
-  u32 step = 0;          // of this launch
-  u32 work = 0;          // tasks with work so far
-  u32 ordinal = ~0u;     // routed layers entered so far, minus one
-  u32 entered = 0;       // those of this step
-  u32 meetings = 0;      // times that the role's warps have met
-  u32 ahead, turn = 0;   // this lane's word of the next task; where this one is kept
-  u32 beyond;            // its word of the one behind that
-
-  __device__ __forceinline__ Walker(Block& block, Role role) : b(block), wait{block.p, role} {}
-
-  __device__ __forceinline__ u32 target(u32 arrivals, u32 need) const { return (b.p.epoch + step) * arrivals + need; }
-
-  // Of what is handed over in a layer (the last one's successor has the final norm's input).
-  __device__ __forceinline__ u32 tag(u32 layer) const { return b.p.tag + step * (b.p.layer_count + 1) + layer; }
-
-  // Before a step: the tokens of the one before must be there, and the host must not have asked to stop.
-  __device__ __forceinline__ bool next_step() {
-    entered = 0;
-    if (step == 0) return true;
-    if (!wait.counter(b.p.picked_counter, (b.p.epoch + step) * b.p.picked_arrivals, mkviz::NO_TASK, step)) return false;
-    return __ldcg((const u32*)b.p.go + step) != 0;
-  }
-
-  // All warps of the role are here, and see what the others wrote before.
-  __device__ __forceinline__ bool meet(u64& team) {
-    __syncwarp();
-    if (b.lane == 0) ptx::arrive(ptx::shared_address(&team));
-    return wait.barrier(team, meetings++ & 1, mkviz::NO_TASK, step);
-  }
-
-  // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
-  // from global memory would be fetched anew after each wait; and the words of the next two tasks (where WIDE: of the next one) are
-  // under way while this one is done.
-  __device__ __forceinline__ const Task& task(u32 i) {
-    if (WIDE) return copy(i, i == 0, [&](const Task&) { return i + 1; });
-    auto words = [&](u32 task) { return task < b.count() ? __ldg((const u32*)(b.tasks() + task) + b.lane) : 0; };
-    u32 now = ahead;
-    if (i == 0) now = words(0), beyond = words(1);
-    ahead = beyond, beyond = words(i + 2);
-    Task& to = b.s.task[b.warp][turn ^= 1];
-    ((u32*)&to)[b.lane] = now;
-    __syncwarp();
-    return to;
-  }
-
-  // The same for a storer, whose next one the task names.
-  __device__ __forceinline__ const Task& chained(u32 i, bool first) {
-    return copy(i, first, [](const Task& t) { return t.next; });
-  }
-
-  template <typename NextOf>
-  __device__ __forceinline__ const Task& copy(u32 i, bool first, NextOf next_of) {
-    auto words = [&](u32 task) { return __ldg((const u32*)(b.tasks() + task) + b.lane); };
-    Task& to = b.s.task[b.warp][turn ^= 1];
-    ((u32*)&to)[b.lane] = first ? words(i) : ahead;
-    __syncwarp();
-    u32 next = next_of(to);
-    if (next < b.count()) ahead = words(next);
-    return to;
-  }
-
-  __device__ __forceinline__ u32 position(u32 row) const { return b.s.position[row] + step; }
-
-  // Whether there is a routed layer to enter, of the `routed` that the list has entered by then.  Each warp that reads the routing
-  // hands the one before back, and must then await the new one, even of a layer where it has no task: so nobody is ever more than
-  // one routed layer away from the loader, and parities are unambiguous.
-  __device__ __forceinline__ bool enter_routed(u32 routed) {
-    if (entered == routed) return false;
-    ++entered, ++ordinal;
-    if (ordinal && wait.role != ROLE_LOADER) {
-      __syncwarp();
-      if (b.lane == 0) ptx::arrive(ptx::shared_address(&b.s.routing_free[(ordinal - 1) & 1]));
-    }
-    return true;
-  }
-
-  __device__ __forceinline__ bool await_routing(u32 task) { return wait.barrier(b.s.routed[ordinal & 1], (ordinal >> 1) & 1, task, step); }
-
-  __device__ __forceinline__ const Routing& routing() const { return b.s.routing[ordinal & 1]; }
-
-  __device__ __forceinline__ bool has_work(const Task& t) const {
-    if (t.op == ATTENTION) {
-      if (!WIDE) return t.a < b.p.rows && keys(t, t.a).pages;
-      for (u32 row = t.a, left = rows_of(t); left; --left, ++row)
-        if (keys(t, row).pages) return true;
-      return false;
-    }
-    if (t.op == EXPERT_UP) return t.slot < routing().count;
-    return true;
-  }
-
-  __device__ __forceinline__ KeyRange keys(const Task& t, u32 row) const {
-    return key_range(position(row), b.layers[t.layer].window, t.d);
-  }
-
-  // Rows of an attention task, from t.a on.
-  __device__ __forceinline__ u32 rows_of(const Task& t) const { return WIDE ? max(min(t.b, b.p.rows), t.a) - t.a : 1; }
-};
 
 // -- stamps: a task's times travel from role to role in shared memory
 

@@ -29,7 +29,7 @@ struct Feeder {
   // Norm of x (or mid) into the resident activations, as bf16: RMSNorm, or LayerNorm without bias.  All feeders share the row; sums are
   // of threads, then lanes, then warps, always in the same order (norm.cuh, for steps of more rows, has the same).
   static constexpr u32 HELD = 6;  // float4 a thread holds at a time
-  static constexpr u32 KEPT = MK_BULK ? 2 : 0;  // of the weights', before x is there; as registers allow
+  static constexpr u32 KEPT = MK_BULK ? (MK_TRACE ? 1 : 2) : 0;  // of the weights', before x is there; as registers allow
 
   __device__ __forceinline__ float together(u32 pass) const {
     float all = 0;
@@ -140,19 +140,19 @@ struct Feeder {
     if (thread == 0) claim(b, walk.work);
 #endif
     // a counter that was there once is there for the rest of the step: most tasks of a layer wait for what the first one saw
-    if (walk.step != seen_step) seen[0] = seen[1] = NO_COUNTER, seen_step = walk.step;
+    if (!ONE && walk.step != seen_step) seen[0] = seen[1] = NO_COUNTER, seen_step = walk.step;
     bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD, fresh = false;
     u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
     if (!WIDE && reads_x(t.op) && (tag != x_tag || walk.step != x_step)) fresh = true;
     if (fresh) prefetch_norm(b, layer, second, thread, STRIDE);
     bool works = fresh || t.op == ATTENTION || (ONE && t.op == O_PROJ && (heads_layer != t.layer || heads_step != walk.step));
-    bool known = !works && thread >= 32;  // who has nothing to do leaves the wait to warp 0
+    bool known = ONE || (!works && thread >= 32);  // who has nothing to do leaves the wait to warp 0
     if (!known) {
       known = true;
       for (u32 i = 0; i < t.waits; ++i) known = known && (t.wait[i] == seen[0] || t.wait[i] == seen[1]);
     }
     u32 last_wait = mkviz::NO_WAIT;
-    if (!ONE && !known) {
+    if (!known) {
       if (!counters(t, last_wait)) return false;
       seen[0] = t.wait[0], seen[1] = t.waits > 1 ? t.wait[1] : seen[1];
     }
@@ -193,6 +193,8 @@ struct Feeder {
         heads_layer = t.layer, heads_step = walk.step;
       }
       heads_last = walk.work + 1;
+    } else if (t.op == DENSE_DOWN || t.op == EXPERT_DOWN) {  // the hidden layer takes the place of the heads
+      heads_layer = ~0u, heads_last = walk.work + 1;
     }
 #endif
 #if MK_ROWS == 8
@@ -205,6 +207,7 @@ struct Feeder {
   }
 
   __device__ __forceinline__ void run() {
+    walk.begin();
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count(); ++i)

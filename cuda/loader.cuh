@@ -263,6 +263,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ void steps() {
+    walk.begin();
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       if (walk.step) ptx::fence_copy_engine();  // for pages that the steps before wrote

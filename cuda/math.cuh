@@ -260,7 +260,7 @@ struct Math {
         u64 v = activations(t);
         Parts parts = parts_of(t);
 #if MK_ROWS == 1
-        one::multiply(b, c, t.op == O_PROJ, parts, next);
+        one::multiply(b, c, parts, next);
 #else
         multiply_streamed(b, c, (const uint2*)v, (const uint2*)b.p.shared_hidden, parts, next);
 #endif
@@ -360,6 +360,7 @@ struct Math {
   }
 
   __device__ __forceinline__ void run() {
+    walk.begin();
     for (; walk.step < b.p.steps; ++walk.step) {
       if (!walk.next_step()) return;
       for (u32 i = 0; i < b.count(); ++i)

@@ -10,7 +10,7 @@ struct Model : Params {
 #if MK_ROWS == 1  // as a constant, head_dim would make the kernel for eight rows spill,
   static constexpr u32 head_dim = MK_HEAD_DIM, rows = 1;
 #endif
-#if MK_ROWS > 1 || !MK_TRACE  // and kv_heads that for one row with records
+#if !MK_TRACE  // and kv_heads one with records
   static constexpr u32 kv_heads = MK_KV_HEADS;
 #endif
   static constexpr u32 experts = MK_ROUTED_EXPERTS, top_k = MK_TOP_K, expert_k16 = MK_EXPERT_K16, shared_k16 = MK_SHARED_K16;

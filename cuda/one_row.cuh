@@ -8,19 +8,16 @@ namespace one {
 
 // -- products
 
-// What projections back into the residual read lies in shared memory behind the q buffers: all heads, eight words a fragment, which the
-// feeders bring while math is at the experts; and a hidden layer, which math brings when it needs it, each warp for itself: 32 words for
-// each chunk of weights, of its own four fragments.
-__device__ __forceinline__ u32* heads_held(const Block& b) { return b.q + 2 * TASK_ROWS * ROWS * b.q_stride; }
-__device__ __forceinline__ u32 heads_words(const Model& p) { return p.heads * p.head_dim / 2; }
-__device__ __forceinline__ u32* hidden_held(const Block& b) {
-  return heads_held(b) + heads_words(b.p) + b.warp * ((b.p.held - heads_words(b.p)) / MATH_WARPS);
-}
+// What projections back into the residual read lies in shared memory behind the q buffers, eight words a fragment: all heads, which the
+// feeders bring while math is at the experts, and later in their place a hidden layer, which math brings when it needs it.  Each warp of
+// math reads and brings nothing but its own four fragments of a chunk of weights, so warps need not wait for each other.
+__device__ __forceinline__ u32* held(const Block& b) { return b.q + 2 * TASK_ROWS * ROWS * b.q_stride; }
+static constexpr u32 HELD_CHUNK = CHUNK_K16 * 8, HELD_WARP = HELD_CHUNK / MATH_WARPS;  // words
 
 // Feeders: the heads.  They are awaited for long, so by one access a thread.
 __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walker& walk, u32 thread, u32& polls) {
   constexpr u32 STRIDE = FEEDERS * 32;
-  u32 n = heads_words(b.p) / 2;
+  u32 n = b.p.heads * b.p.head_dim / 4;  // pairs of words
   auto some = [&](auto& words, u32 first) {
     constexpr u32 N = sizeof(words) / sizeof(words[0]);
     auto mine = [&](u32 i) { return first + thread + i * STRIDE < n; };
@@ -28,9 +25,13 @@ __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walk
     if (!read_tagged(walk, t, 0, walk.tag(t.layer), words, polls, mine, at)) return false;
 #pragma unroll
     for (u32 i = 0; i < N; ++i)
-      if (mine(i)) *(uint2*)(heads_held(b) + (first + thread + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
+      if (mine(i)) *(uint2*)(held(b) + (first + thread + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
     return true;
   };
+  if (n <= 2 * STRIDE) {
+    uint4 all[2];
+    return some(all, 0);
+  }
   uint4 one[1], more[5];
   if (!some(one, 0)) return false;
 #pragma unroll 1
@@ -44,7 +45,7 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
   u32 piece = b.lane & 15, chunks = (parts.k16 + CHUNK_K16 - 1) / CHUNK_K16, f0 = b.warp * 4;
   u32 n = parts.parts * chunks + (parts.tail + CHUNK_K16 - 1) / CHUNK_K16;  // chunks of weights
   u32 odd = b.lane >> 4;  // half of the warp takes even chunks, the other odd ones
-  u32* held = hidden_held(b) + odd * 32 + piece * 2;
+  u32* to = held(b) + odd * HELD_CHUNK + b.warp * HELD_WARP + piece * 2;
   constexpr u32 N = 4;
   uint4 one[1];  // a little is polled until it is there, and then the rest is read
   auto mine = [&](u32) { return odd == 0 && f0 + (piece >> 2) < parts.k16; };
@@ -63,7 +64,7 @@ __device__ __forceinline__ bool gather(Block& b, const Task& t, const Walker& wa
       return false;
 #pragma unroll
     for (u32 i = 0; i < N; ++i)
-      if (from[i]) *(uint2*)(held + (first + i * 2) * 32) = make_uint2(words[i].x, words[i].z);
+      if (from[i]) *(uint2*)(to + (first + i * 2) * HELD_CHUNK) = make_uint2(words[i].x, words[i].z);
   }
   __syncwarp();
   return true;
@@ -105,9 +106,9 @@ __device__ __forceinline__ void multiply_resident(Block& b, float (&c)[SUMS][4],
 // Math: a row block times what is held of the heads or of a hidden layer, two chunks at a time: the second one is asked for before the
 // first one's products, and the first is given back behind them.
 template <typename Next>
-__device__ __forceinline__ void multiply(Block& b, float (&c)[4], bool heads, Parts parts, Next next_chunk) {
-  u32 lane = b.lane, f0 = b.warp * 4, of_chunk = heads ? CHUNK_K16 * 8 : 32;
-  const u32* held = (heads ? heads_held(b) + f0 * 8 : hidden_held(b)) + (lane & 3) * 2;
+__device__ __forceinline__ void multiply(Block& b, float (&c)[4], Parts parts, Next next_chunk) {
+  u32 lane = b.lane, f0 = b.warp * 4;
+  const u32* from = held(b) + b.warp * HELD_WARP + (lane & 3) * 2;
   struct Operands {
     uint4 w[4];
     uint2 x[4];
@@ -116,8 +117,8 @@ __device__ __forceinline__ void multiply(Block& b, float (&c)[4], bool heads, Pa
     const uint4* a = (const uint4*)next_chunk.wait() + f0 * 32 + lane;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i)
-      o.w[i] = f0 + i < n ? a[i * 32] : make_uint4(0, 0, 0, 0), o.x[i] = f0 + i < n ? *(const uint2*)(held + i * 8) : make_uint2(0, 0);
-    held += of_chunk;
+      o.w[i] = f0 + i < n ? a[i * 32] : make_uint4(0, 0, 0, 0), o.x[i] = f0 + i < n ? *(const uint2*)(from + i * 8) : make_uint2(0, 0);
+    from += HELD_CHUNK;
   };
   auto take = [&](const Operands& o) {
 #pragma unroll
@@ -300,41 +301,45 @@ __device__ __forceinline__ void attention_store(Block& b, const Task& t, const T
   }
 }
 
-// Storer: as merge, of 32 elements of a head, one a lane.  `ready()`: all is there.
+// Storer: as merge, of 32 elements of a head, one a lane.  A split's maximum and sum are read a batch ahead, so that weights are known
+// while what they weigh is on its way: a trip to the L2 cache takes longer than either.  `ready()`: all is there.
 template <typename Ready>
 __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& walk, u32& polls, Ready ready) {
   const Model& p = b.p;
   u32 lane = b.lane, position = walk.position(0), window = b.layers[t.layer].window, d = t.d * 32 + lane, tag = walk.tag(t.layer);
-  u32 splits = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
-  u64 at = (u64)t.c * p.splits;
-  const u64 *out = (const u64*)p.part_out + at * p.head_dim + d, *ends_of = (const u64*)p.part_max + (at + lane) * 2;
+  u32 left = position / SPLIT - oldest_key(position, window) / SPLIT + 1;
+  u64 first = (u64)t.c * p.splits;
+  const u64 *out = (const u64*)p.part_out + first * p.head_dim + d, *ends_of = (const u64*)p.part_max + (first + lane) * 2;
   bool works = d < p.head_dim;
   float peak = NEG_INF, l = 0, y = 0;
-  uint4 ends = {};  // of two batches of splits, one a lane: read with the first
-#pragma unroll 1
-  for (u32 base = 0; base < splits; base += MERGE_BATCH) {
-    uint2 v[MERGE_BATCH + 2];  // and the halves of its end
-    u32 n = min(MERGE_BATCH, splits - base), in_ends = base % (2 * MERGE_BATCH);
-    bool reads_ends = in_ends == 0 && lane < min(2 * MERGE_BATCH, splits - base);
-    auto mine = [&](u32 i) { return i < MERGE_BATCH ? i < n && works : reads_ends; };
-    auto at = [&](u32 i) { return i < MERGE_BATCH ? out + (base + i) * p.head_dim : ends_of + base * 2 + (i - MERGE_BATCH); };
-    if (!read_tagged(walk, t, 0, tag, v, polls, mine, at)) return false;
-    if (in_ends == 0) ends = make_uint4(v[MERGE_BATCH].x, 0, v[MERGE_BATCH + 1].x, 0);
-    float top = __uint_as_float(__shfl_sync(~0u, ends.x, (lane + in_ends) & 31)), sum = __uint_as_float(__shfl_sync(~0u, ends.z, (lane + in_ends) & 31));
-    float last = peak;
-    if (lane >= n) top = NEG_INF, sum = 0;
+  uint4 ends[1];
+  auto has_end = [&](u32) { return lane < min(MERGE_BATCH, left); };
+  auto end = [&](u32) { return ends_of; };
+  ask_tagged(ends, has_end, end);
+  while (left) {
+    uint2 v[MERGE_BATCH];
+    u32 n = min(MERGE_BATCH, left);
+    auto mine = [&](u32 i) { return i < n && works; };
+    auto at = [&](u32 i) { return out + i * p.head_dim; };
+    ask_tagged(v, mine, at);
+    if (!have_tagged(walk, t, 0, tag, ends, polls, has_end, end)) return false;
+    float top = lane < n ? __uint_as_float(ends[0].x) : NEG_INF, sum = lane < n ? __uint_as_float(ends[0].z) : 0, last = peak;
+    left -= n, ends_of += MERGE_BATCH * 2;
+    ask_tagged(ends, has_end, end);
     peak = fmaxf(peak, top);
     for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
     float scale = __expf(last - peak), weight = __expf(top - peak);
     l = __fmaf_rn(l, scale, weight * sum);
     y *= scale;
+    if (!have_tagged(walk, t, 0, tag, v, polls, mine, at)) return false;
 #pragma unroll
     for (u32 i = 0; i < MERGE_BATCH; ++i) y += __shfl_sync(~0u, weight, i) * __uint_as_float(v[i].x);
+    out += MERGE_BATCH * p.head_dim;
   }
   ready();
   for (u32 o = 16; o; o >>= 1) l += __shfl_xor_sync(~0u, l, o);
   l = 1.f / l;
-  u32 mine = to_bf16(y * l), word = mine | __shfl_xor_sync(~0u, mine, 1) << 16;
+  u32 half = to_bf16(y * l), word = half | __shfl_xor_sync(~0u, half, 1) << 16;
   if (works && (lane & 1) == 0) ptx::store_tagged((u64*)p.attention + tagged_word(t.c * p.head_dim + d), word, tag);
   return true;
 }

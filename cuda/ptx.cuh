@@ -150,6 +150,15 @@ __device__ __forceinline__ void load_chunk(u32 to, const void* from, u32 bytes, 
 #endif
 }
 
+// Words of the lane's own into shared memory, each a group of copies; and until all but the last N groups are there.
+__device__ __forceinline__ void fetch_word(u32 to, const u32* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <u32 N>
+__device__ __forceinline__ void await_words() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
 // Has the cache line fetched into L2, without waiting for it.
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 

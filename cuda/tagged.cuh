@@ -4,7 +4,7 @@
 // counter before it reads.  A layer of a step has a tag that no other has, so nothing needs to be cleared; with eight rows the
 // polls would take as much of the L2 cache's bandwidth as weights do.
 #pragma once
-#include "block.cuh"
+#include "walker.cuh"
 
 __device__ __forceinline__ bool tagged(uint2 v, u32 tag) { return v.y == tag; }
 __device__ __forceinline__ bool tagged(uint4 v, u32 tag) { return v.y == tag && v.w == tag; }
@@ -21,17 +21,22 @@ __device__ __noinline__ bool poll_again(u32 polls, const Model& p, const Task& t
   return give_up(role, t.id, c, ptx::load_acquire((const u32*)p.counters + c * 32), target, step);
 }
 
-// By a whole warp: N accesses a lane, of one word (uint2) or of two (uint4), all under way together, until they all have the tag.
-// mine(i): whether the lane has an i-th one; at(i): where.  `polls` counts.  False: the launch is given up.
+// By a whole warp: N accesses a lane, of one word (uint2) or of two (uint4), all under way together.
+// mine(i): whether the lane has an i-th one; at(i): where.
 template <typename V, u32 N, typename Mine, typename At>
-__device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at) {
-  for (;;) {
-    bool there = true;
+__device__ __forceinline__ void ask_tagged(V (&v)[N], Mine mine, At at) {
 #pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-      v[i] = V();
-      if (mine(i)) load_tagged(v[i], at(i));
-    }
+  for (u32 i = 0; i < N; ++i) {
+    v[i] = V();
+    if (mine(i)) load_tagged(v[i], at(i));
+  }
+}
+
+// Of what has been asked for: until all has the tag.  `polls` counts.  False: the launch is given up.
+template <typename V, u32 N, typename Mine, typename At>
+__device__ __forceinline__ bool have_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at) {
+  for (;; ask_tagged(v, mine, at)) {
+    bool there = true;
 #pragma unroll
     for (u32 i = 0; i < N; ++i) there = there && (!mine(i) || tagged(v[i], tag));
     if (__ballot_sync(~0u, there) == ~0u) return true;
@@ -51,6 +56,13 @@ __device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u
       here = !missing || tagged(word, tag);
     }
   }
+}
+
+// Both.
+template <typename V, u32 N, typename Mine, typename At>
+__device__ __forceinline__ bool read_tagged(const Walker& walk, const Task& t, u32 wait, u32 tag, V (&v)[N], u32& polls, Mine mine, At at) {
+  ask_tagged(v, mine, at);
+  return have_tagged(walk, t, wait, tag, v, polls, mine, at);
 }
 
 // The word of a vector of bf16 that has elements k and k + 1 (k even): in the order of B fragments, eight words each.

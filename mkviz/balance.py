@@ -10,7 +10,8 @@ What the walk makes of a deal, and what is done about it:
 - Slots of attention beyond the end of a row have nothing to do.  How many those are is not known here: of n slots
   n // 2 + 1 are live, else a smaller graph would do; all of a window that is full.
 - A merge waits for all splits of its row, and holds up what the same warp stores behind it.  So it stands in the middle of
-  what runs beside attention.
+  what runs beside attention (``merges_beside``); where that warp stores nothing else, and a merge takes splits as they come, it
+  stands right behind attention.
 
 Nothing but the name of the op *attention* is taken as known; any other op is dealt out evenly, the remainder to those who
 have least in this layer, of those to who has least in the step.
@@ -51,7 +52,9 @@ class Segment:
         return _meet([self])
 
 
-def deal(graph: Graph, sms: int, attention_bytes: int, fresh_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def deal(
+    graph: Graph, sms: int, attention_bytes: int, fresh_bytes: int, merges_beside: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """(task ids i32[T] in a topological order, the SM of each i64[T])."""
     order = by_segment(graph, topological_order(graph))
     sm = np.empty(len(order), np.int64)
@@ -78,7 +81,8 @@ def deal(graph: Graph, sms: int, attention_bytes: int, fresh_bytes: int) -> tupl
             sm[own] = _fill(np.zeros(sms), rank, 1, len(tasks))
         read = np.bincount(sm[own], size, sms)
         total, whole, first = total + read, whole + read, (first + len(tasks)) % sms
-    _move_merges(segments, order, sm)
+    if merges_beside:
+        _move_merges(segments, order, sm)
     return order, sm
 
 

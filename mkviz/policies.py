@@ -94,16 +94,18 @@ def layered(graph: Graph, sms: int, *, machine: Machine = H200) -> Schedule:
 
 
 @policy("balanced")
-def balanced(graph: Graph, sms: int, *, attention_bytes: int = 128 << 10, fresh_bytes: int = 256 << 10) -> Schedule:
+def balanced(graph: Graph, sms: int, *, attention_bytes: int = 128 << 10, fresh_bytes: int = 256 << 10,
+             merges_beside: bool = True) -> Schedule:  # fmt: skip
     """Each layer evened out for a kernel that walks its lists in order: see :mod:`mkviz.balance`.
 
     Of what runs beside attention an SM gets ``attention_bytes`` less for each attention task that it has, and ``fresh_bytes``
-    less where one of them ends in the page that this step writes.  Raises :class:`MkvizError` where one of them is below 0.
+    less where one of them ends in the page that this step writes.  ``merges_beside``: merges stand in the middle of what runs
+    beside attention, else right behind it.  Raises :class:`MkvizError` where one of the sizes is below 0.
     """
     for name, value in (("attention_bytes", attention_bytes), ("fresh_bytes", fresh_bytes)):
         if not value >= 0:
             raise MkvizError(f"policy balanced: {name} is {value}", "0 bytes or more")
-    order, sm = deal(graph, sms, attention_bytes, fresh_bytes)
+    order, sm = deal(graph, sms, attention_bytes, fresh_bytes, merges_beside)
     return owned(order, sm, sms, "balanced")
 
 

@@ -69,15 +69,15 @@ ONE = "one_"  # before the names of what the kernel for one row has instead
 
 
 def held_words(config: ModelConfig) -> int:
-    """u32 of shared memory in which the kernel for one row holds what projections back into the residual read: the heads, and
-    256 for every chunk of the weights of the widest hidden layer's."""
+    """u32 of shared memory in which the kernel for one row holds what a projection back into the residual reads, the heads or a
+    hidden layer: 256 for every chunk of its weights."""
     c = config
 
     def chunks(width: int) -> int:
         return -(-width // (16 * abi.CHUNK_K16))
 
     widths = [c.top_k * chunks(s.width) + chunks(c.shared_width) if s.mlp == "moe" else chunks(s.width) for s in c.layers]
-    return c.heads * c.head_dim // 2 + 256 * max(widths)
+    return 256 * max(chunks(c.heads * c.head_dim), *widths)
 
 
 def one_row(config: ModelConfig) -> bool:

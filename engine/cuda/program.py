@@ -16,6 +16,7 @@ from mkviz.graph import Graph
 from mkviz.policies import make_schedule
 from mkviz.schedule import Schedule
 
+MANY_SPLITS = 64  # merged one batch behind the other these take longer than the experts beside them
 _ROUTED = np.isin(OPS, ["expert_up", "expert_down"])
 VECTOR = ("embed", "merge", "pick", "sample", "norm", "top_k")  # no products: a storer alone does them
 
@@ -43,9 +44,12 @@ def tiling_of(config: ModelConfig, tiling: Tiling, bucket: int) -> Tiling:
 
 def dealt(graph: Graph, sms: int, policy: str, bucket: int) -> Schedule:
     """The schedule of a step's graph.  In the kernel for one row nobody waits for the page that the step writes, and an SM with
-    attention is as late as three tiles of experts take (measured: docs/decisions/0010)."""
+    attention is as late as three tiles of experts take (docs/decisions/0010).  A merge takes splits there as they come, by a
+    storer that does nothing else meanwhile: one of many begins with attention (docs/decisions/0014)."""
     one = policy == "balanced" and bucket == 1
-    return make_schedule(graph, sms, policy, **({"attention_bytes": 192 << 10, "fresh_bytes": 0} if one else {}))
+    early = graph.meta["splits"] > MANY_SPLITS
+    more = {"attention_bytes": 192 << 10, "fresh_bytes": 0, "merges_beside": not early}
+    return make_schedule(graph, sms, policy, **(more if one else {}))
 
 
 def make_program(config: ModelConfig, built: StepGraph, schedule: Schedule, weights: PackedWeights) -> Program:

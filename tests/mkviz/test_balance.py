@@ -164,6 +164,15 @@ def test_remainders_go_to_another_each_time():
     assert loads.max() / loads.min() < 1.2
 
 
+def test_merges_stand_right_behind_attention_where_they_are_asked_to():
+    g = step(layers=2, splits=4, heads=2, ups=24)
+    s = make_schedule(g, 4, "balanced", merges_beside=False)
+    for sm in range(4):
+        names = [g.ops[g.op[t]] for t in s.tasks_of(sm) if g.layer[t] == 1]
+        first, last = names.index("merge"), len(names) - names[::-1].index("merge")
+        assert set(names[first:last]) == {"merge"} and names[first - 1] == "attention"
+
+
 def test_merges_stand_in_the_middle_of_what_does_not_wait_for_them():
     g = step(layers=2, splits=4, heads=2, ups=24)
     for sms in (3, 4):

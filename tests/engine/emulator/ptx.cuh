@@ -70,6 +70,9 @@ inline void load_chunk(u32 to, const void* from, u32 bytes, u32 bar, u32 lane) {
   memset(emu::shared_memory() + to, 0xff, bytes);  // NaNs for who reads too early
   emu::later([=] { memcpy(emu::shared_memory() + to, from, bytes), arrive(bar); });
 }
+inline void fetch_word(u32 to, const u32* from) { *(u32*)(emu::shared_memory() + to) = *from; }
+template <u32 N>
+inline void await_words() {}
 inline void prefetch(const void*) {}
 inline void fence_copy_engine() {}
 
