@@ -64,7 +64,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
       if ((n & 1) == (w >> 2)) {
         float c[4] = {};
         bool own = n * (PAGE / 16) + (w & 3) == fresh && (lane >> 2) == (token & 7);
-#pragma unroll(ONE ? 8 : 2)
+#pragma unroll(ONE ? 4 : 2)
         for (u32 k = 0; k < d16; ++k) {
           uint4 a = page[k * 32];
 #if MK_ROWS == 1
@@ -80,7 +80,7 @@ __device__ __forceinline__ bool attention_math(Block& b, const Task& t, u32 row,
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) {
           u32 at = key + (j >> 1) * 8;
-          score[i][j] = at >= r.lo && at < r.hi ? c[j] * p.attention_scale : NEG_INF;
+          score[i][j] = at >= r.lo && at < r.hi ? __fmul_rn(c[j], p.attention_scale) : NEG_INF;
         }
         key_of[i] = n * 4 + (w & 3);
       }
@@ -206,8 +206,9 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
     peak = fmaxf(peak, top);
     for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
     float scale = __expf(last - peak), weight = __expf(top - peak);  // of what is there, and of what comes to it
-    l = __fmaf_rn(l, scale, weight * sum);
-    y.x *= scale, y.y *= scale, y.z *= scale, y.w *= scale;
+    l = __fmaf_rn(l, scale, __fmul_rn(weight, sum));
+    // spelled out, so that all kernels fuse the same
+    y = make_float4(__fmul_rn(y.x, scale), __fmul_rn(y.y, scale), __fmul_rn(y.z, scale), __fmul_rn(y.w, scale));
 #pragma unroll 1
     for (u32 first = 0; first < MERGE_BATCH; first += MERGE_AHEAD) {
 #pragma unroll
@@ -217,7 +218,7 @@ __device__ __forceinline__ void merge(Block& b, const Task& t, u32 row, u32 posi
 #pragma unroll
       for (u32 i = 0; i < MERGE_AHEAD; ++i) {
         float w = __shfl_sync(~0u, weight, first + i);
-        y.x += w * v[i].x, y.y += w * v[i].y, y.z += w * v[i].z, y.w += w * v[i].w;
+        y = make_float4(__fmaf_rn(w, v[i].x, y.x), __fmaf_rn(w, v[i].y, y.y), __fmaf_rn(w, v[i].z, y.z), __fmaf_rn(w, v[i].w, y.w));
       }
     }
   }

@@ -7,10 +7,9 @@ struct Feeder {
   Block& b;
   Walker walk;
   u32 thread, done = 0;           // tasks with work that math has finished
-  u32 x_tag = ~0u, x_last = 0;    // what the resident activations are (layer, norm), and the last task that reads them
+  u32 x_tag = ~0u, x_last = 0;    // what the resident activations are (step, layer, norm), and the last task that reads them
   u32 q_next = 0, q_last = 0, q_before = 0;  // attention tasks so far; the last two tasks that read a q buffer
-  u32 x_step = ~0u;
-  u32 heads_layer = ~0u, heads_step = ~0u, heads_last = 0;  // the heads in shared memory, and the last task that reads them
+  u32 heads_tag = ~0u, heads_last = 0;  // the heads in shared memory, and the last task that reads them
   u32 seen[2] = {NO_COUNTER, NO_COUNTER}, seen_step = ~0u;  // counters that were there in this step, the last two
 
   __device__ __forceinline__ explicit Feeder(Block& block)
@@ -142,10 +141,10 @@ struct Feeder {
     // a counter that was there once is there for the rest of the step: most tasks of a layer wait for what the first one saw
     if (!ONE && walk.step != seen_step) seen[0] = seen[1] = NO_COUNTER, seen_step = walk.step;
     bool second = !b.p.parallel && t.op != QKV && t.op != LM_HEAD, fresh = false;
-    u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = layer * 2 + second;
-    if (!WIDE && reads_x(t.op) && (tag != x_tag || walk.step != x_step)) fresh = true;
+    u32 layer = t.op == LM_HEAD ? b.p.layer_count : t.layer, tag = walk.tag(layer) * 2 + second;
+    if (!WIDE && reads_x(t.op) && tag != x_tag) fresh = true;
     if (fresh) prefetch_norm(b, layer, second, thread, STRIDE);
-    bool works = fresh || t.op == ATTENTION || (ONE && t.op == O_PROJ && (heads_layer != t.layer || heads_step != walk.step));
+    bool works = fresh || t.op == ATTENTION || (ONE && t.op == O_PROJ && heads_tag != walk.tag(t.layer));
     bool known = ONE || (!works && thread >= 32);  // who has nothing to do leaves the wait to warp 0
     if (!known) {
       known = true;
@@ -167,7 +166,7 @@ struct Feeder {
 #if MK_ROWS == 1
         if (!norm(t, layer, second)) return false;
 #endif
-        x_tag = tag, x_step = walk.step;
+        x_tag = tag;
       }
       x_last = walk.work + 1;
     } else if (t.op == ATTENTION) {
@@ -186,15 +185,15 @@ struct Feeder {
     }
 #if MK_ROWS == 1
     if (t.op == O_PROJ) {
-      if (heads_layer != t.layer || heads_step != walk.step) {
+      if (heads_tag != walk.tag(t.layer)) {
         u32 polls = 0;
         if (!finished(heads_last, t) || !one::gather_heads(b, t, walk, thread, polls)) return false;
         ready(polls);
-        heads_layer = t.layer, heads_step = walk.step;
+        heads_tag = walk.tag(t.layer);
       }
       heads_last = walk.work + 1;
     } else if (t.op == DENSE_DOWN || t.op == EXPERT_DOWN) {  // the hidden layer takes the place of the heads
-      heads_layer = ~0u, heads_last = walk.work + 1;
+      heads_tag = ~0u, heads_last = walk.work + 1;
     }
 #endif
 #if MK_ROWS == 8

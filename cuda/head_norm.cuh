@@ -36,7 +36,7 @@ struct Head {
 #pragma unroll
     for (u32 j = 0; j < 2; ++j) {
       float one = y.v[j] + b0, two = y.v[j + 2] + b1;
-      squares[j] += one * one + two * two;
+      squares[j] += __fmaf_rn(two, two, __fmul_rn(one, one));
       one *= w0, two *= w1;
       if (layer.rope && y.n + j < p.rows) {
         float2 cs = __ldg((const float2*)p.rope_table + (u64)walk.position(y.n + j) * half + pair);

@@ -329,11 +329,11 @@ __device__ __forceinline__ bool merge(Block& b, const Task& t, const Walker& wal
     peak = fmaxf(peak, top);
     for (u32 o = 16; o; o >>= 1) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, o));
     float scale = __expf(last - peak), weight = __expf(top - peak);
-    l = __fmaf_rn(l, scale, weight * sum);
-    y *= scale;
+    l = __fmaf_rn(l, scale, __fmul_rn(weight, sum));
+    y = __fmul_rn(y, scale);
     if (!have_tagged(walk, t, 0, tag, v, polls, mine, at)) return false;
 #pragma unroll
-    for (u32 i = 0; i < MERGE_BATCH; ++i) y += __shfl_sync(~0u, weight, i) * __uint_as_float(v[i].x);
+    for (u32 i = 0; i < MERGE_BATCH; ++i) y = __fmaf_rn(__shfl_sync(~0u, weight, i), __uint_as_float(v[i].x), y);
     out += MERGE_BATCH * p.head_dim;
   }
   ready();

@@ -68,6 +68,28 @@ def test_one_models_kernel_gives_the_same_bits(directory, most, evidence, monkey
         assert same
 
 
+def test_many_splits_are_merged_alike(directory, evidence, monkeypatch):
+    """Of a row with 14 splits, two batches of a merge: by the kernels for one row and for eight, for all models and for this one."""
+    from engine.cuda.backend import CudaBackend
+
+    got = []
+    for known, alone in ((False, 0), (False, 8), (True, 0), (True, 8)):
+        monkeypatch.setattr(CudaBackend, "known", known)
+        backend = open_cuda(directory)
+        if backend.config.max_positions < 3500:
+            pytest.skip("its context is shorter")
+        rows = Rows(backend, prompts(backend, (3496,)))
+        while rows.done[0] < 3496 - alone:
+            rows.step([8])
+        for _ in range(alone):
+            rows.step([1])
+        got.append(rows.logits[0][-8:])
+        backend.close()
+    same = [same_bits(x, got[0]) for x in got]
+    evidence.add("merges of many splits", model=directory.name, identical=sum(same), of=len(same))
+    assert all(same)
+
+
 def test_200_runs_with_delays(directory, evidence):
     """Delays of up to 2 us at every role edge, drawn anew for each run; the expectation comes from a kernel without."""
     _, expected = mixed_step(open_cuda(directory))
