@@ -69,7 +69,7 @@ def test_one_models_kernel_gives_the_same_bits(directory, most, evidence, monkey
 
 
 def test_many_splits_are_merged_alike(directory, evidence, monkeypatch):
-    """Of a row with 14 splits, two batches of a merge: by the kernels for one row and for eight, for all models and for this one."""
+    """Of 14 splits, two batches of a merge: by the kernels for one row and for eight, for all models and for this one."""
     from engine.cuda.backend import CudaBackend
 
     got = []
