@@ -1,6 +1,6 @@
 """The table of docs/performance.md between its marks, from what `mkviz bench decode --ablate --json` wrote.
 
-python benchmarks/ablation_table.py tests/evidence/h200_ablations.json
+python benchmarks/ablation_table.py tests/evidence/h200_ablations.json [another.json …]
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def _cells(entry: dict) -> str:
 def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
-    told = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    PAGE.write_text(before + BEGIN + table(told) + END + rest.split(END)[1], encoding="utf-8")
+    tables = "\n".join(table(json.loads(Path(path).read_text(encoding="utf-8"))) for path in sys.argv[1:])
+    PAGE.write_text(before + BEGIN + tables + END + rest.split(END)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":
