@@ -38,6 +38,11 @@ static constexpr u32 LOADER = MATH_WARPS, FEEDER0 = LOADER + 1, STORER0 = FEEDER
 static constexpr u32 WARPS = STORER0 + STORERS, THREADS = WARPS * 32;
 static constexpr u32 SLOTS = 8;       // tasks between feeder and math
 static constexpr u32 TILE_BUFFERS = 2;  // finished tiles waiting, per storer
+#if MK_ROWS == 8 && !(defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200)  // there it would spill
+#define MK_COPIES_TASKS 1
+#else
+#define MK_COPIES_TASKS 0
+#endif
 static constexpr u32 WALKED = 3;  // with eight rows: of its SM's list the task that a warp is at, and two that are on their way
 #ifndef MK_EXPERTS
 #define MK_EXPERTS 256  // of the model, or more
@@ -95,7 +100,7 @@ struct Shared {  // the fixed part; ring stages, resident activations and q buff
   u64 tile_full[STORERS][TILE_BUFFERS], tile_empty[STORERS][TILE_BUFFERS];
   u64 routed[2], routing_free[2];      // loader -> everybody -> loader
   Task task[WARPS][2];                 // what each warp is at, and the one before
-#if MK_ROWS == 8
+#if MK_COPIES_TASKS
   Task third[STORER0];                 // and of who walks the list one more
 #endif
   u32 position[MAX_ROWS], first[MAX_ROWS], sequence[MAX_ROWS], wants[MAX_ROWS];  // of the rows, at the launch's first step

@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid
   else if (b.warp == LOADER) Loader(b).run();
   else if (b.warp < STORER0) Feeder(b).run();
   else Storer(b).run();
-#if MK_ROWS == 8
+#if MK_COPIES_TASKS
   ptx::await_words<0>();  // of tasks that nobody came to
 #endif
 }

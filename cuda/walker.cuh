@@ -11,7 +11,7 @@ struct Walker {
   u32 entered = 0;       // those of this step
   u32 meetings = 0;      // times that the role's warps have met
   u32 ahead, turn = 0;   // this lane's word of the next task; where this one is kept
-#if MK_ROWS == 8
+#if MK_COPIES_TASKS
   u32 upcoming = 0;      // the task whose words are to be asked for
 #else
   u32 beyond;            // its word of the one behind that
@@ -42,7 +42,7 @@ struct Walker {
   // The SM's task i, as a copy of the warp's own in shared memory.  Every acquire empties the L1 cache, so that fields read
   // from global memory would be fetched anew after each wait; and the words of the next two tasks (where WIDE: of the next one) are
   // under way while this one is done.
-#if MK_ROWS == 8
+#if MK_COPIES_TASKS
   // By copies that hold no register: a word that is on its way to one stops the warp where it is moved on, be it for the task after next.
   // With one row that was slower (measured: docs/decisions/0014).
   __device__ __forceinline__ Task& walked(u32 slot) { return slot < 2 ? b.s.task[b.warp][slot] : b.s.third[b.warp]; }
