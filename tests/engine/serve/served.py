@@ -16,7 +16,7 @@ def serving(engine, **settings):
     settings = Settings(port=0, **settings)
     listener = bind(settings)
     server = make_server(engine, settings)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()
@@ -29,4 +29,4 @@ def serving(engine, **settings):
         server.should_exit = True
         thread.join(60)
         server.force_exit = True  # a test may have left a connection that never ends
-        thread.join()
+        thread.join(5)  # and what it still waits for then must not keep the tests from ending
