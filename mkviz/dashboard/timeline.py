@@ -30,7 +30,7 @@ from mkviz.roles import MATH, ROLES, STORER
 if TYPE_CHECKING:
     from mkviz.dashboard.scene import Scene
 
-LEFT = 64  # px of every figure's left border, so that their time axes line up
+LEFT = 72  # px of every figure's left border, room for the widest ticks in any font, so that their time axes line up
 RIGHT = 12
 NARROWEST = 0.02  # µs
 LABEL_PX = 6.4  # mean width of a letter of the labels

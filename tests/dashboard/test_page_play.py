@@ -75,7 +75,7 @@ def test_the_line_is_where_the_time_is_and_fades_the_rest(page):
     assert len(covers) == 5  # timeline and four strips
     for inner in page.locator(".mkviz-played:visible > div").all():
         x = plot["x"] + (head(page) - low) / (high - low) * plot["width"]
-        assert inner.bounding_box()["x"] == pytest.approx(x, abs=2.5)  # 1.7 with other fonts beside the plot
+        assert inner.bounding_box()["x"] == pytest.approx(x, abs=1.5)
     assert covers[0]["width"] == pytest.approx(plot["width"], abs=1)
     veil = page.locator(".mkviz-played > div").first.evaluate("(el) => getComputedStyle(el).backgroundColor")
     dark = page.evaluate("document.body.classList.contains('mkviz-dark')")
