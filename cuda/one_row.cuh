@@ -28,7 +28,7 @@ __device__ __forceinline__ bool gather_heads(Block& b, const Task& t, const Walk
       if (mine(i)) *(uint2*)(held(b) + (first + thread + i * STRIDE) * 2) = make_uint2(words[i].x, words[i].z);
     return true;
   };
-  if (n <= 2 * STRIDE) {
+  if (n <= 2 * STRIDE) {  // so few that all may be polled
     uint4 all[2];
     return some(all, 0);
   }

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from engine.cuda.device import INSTALL, in_a_line
+from engine.cuda.device import INSTALL, OLDEST, WHY, in_a_line
 from engine.models import models_dir
 from mkviz.errors import MkvizError
 from mkviz.locate import device_dirs, device_file
@@ -81,8 +81,8 @@ def compile_cubin(
     source: str, arch: int, defines: dict[str, int] | None = None, name: str = "megakernel.cu"
 ) -> tuple[bytes, str]:
     """(cubin, ptxas report) of CUDA C++ for sm_``arch``.  Raises MkvizError with the compiler's first error."""
-    if arch < 80:
-        raise MkvizError(f"GPU architecture sm_{arch}", "sm_80 or newer (mma.sync on bf16)")
+    if arch < OLDEST:
+        raise MkvizError(f"GPU architecture sm_{arch}", WHY)
     binding = nvrtc()
     program = binding.createProgram(source, name, (), ())
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from mkviz.errors import MkvizError
 
 INSTALL = "pip install 'mkviz[cuda13]' (or cuda12)"
-OLDEST = 80  # as in sm_80: the kernel multiplies bf16
+OLDEST, WHY = 80, "sm_80 or newer (mma.sync on bf16)"  # GPU architecture
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def open_device() -> Device:
     arch = properties["major"] * 10 + properties["minor"]
     if arch < OLDEST:
         what = f"{properties['name'].decode()}: GPU architecture sm_{arch}"
-        raise MkvizError(what, f"sm_{OLDEST} or newer (mma.sync on bf16), or use --backend cpu")
+        raise MkvizError(what, f"{WHY}, or use --backend cpu")
     free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
     return Device(
         cupy, properties["name"].decode(), arch, properties["multiProcessorCount"],

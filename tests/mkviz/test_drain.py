@@ -5,84 +5,10 @@ import time
 
 import numpy as np
 import pytest
+from played import Machine, Recorder
 
-from mkviz.drain import Drain
-from mkviz.graph import GraphBuilder
 from mkviz.protocols import RequestInfo, Row, StepInfo, TokenInfo
 from mkviz.record import KIND_PHASES
-from mkviz.ring import HostRings, RingWriter
-from mkviz.schedule import Schedule
-
-
-class Recorder:
-    """A sink that remembers every call."""
-
-    def __init__(self):
-        self.calls, self.steps, self.lost_records, self.lost_steps = [], [], 0, 0
-
-    def graph(self, graph_id, graph, schedule):
-        self.calls.append(("graph", graph_id))
-
-    def step(self, info, events):
-        self.calls.append(("step", info.step))
-        self.steps.append((info, events))
-
-    def token(self, info):
-        self.calls.append(("token", info.index))
-
-    def request(self, info):
-        self.calls.append(("request", info.state))
-
-    def lost(self, records, steps=0):
-        self.lost_records += records
-        self.lost_steps += steps
-
-    def close(self, complete=True):
-        self.calls.append(("close", complete))
-
-    @property
-    def numbers(self):
-        return [info.step for info, _ in self.steps]
-
-
-class Machine:
-    """Two SMs playing a graph of five tasks: SM 0 does tasks 0..2, SM 1 tasks 3..4, each 100 ns, 1000 ns a step."""
-
-    tasks = ([0, 1, 2], [3, 4])
-
-    def __init__(self, capacity=64, capture=False, **options):
-        self.rings = HostRings(2, capacity, capture=capture)
-        self.writers = [RingWriter(self.rings, r) for r in range(2)]
-        self.drain, self.sink = Drain(self.rings.link(), **options), Recorder()
-        self.drain.add_sink(self.sink)
-        builder = GraphBuilder("five", ["op"])
-        for _ in range(5):
-            builder.task("op")
-        self.graph, self.schedule = builder.build(), Schedule.from_lists([list(t) for t in self.tasks])
-        for writer in self.writers:
-            writer.anchor(1)
-
-    def time(self, step):
-        return 10**6 + 1000 * step
-
-    def play(self, step, sm, tasks=None):
-        writer = self.writers[sm]
-        writer.anchor(self.time(step), step=step)
-        writer.step(step)
-        for k, task in enumerate(self.tasks[sm] if tasks is None else tasks):
-            writer.write(task, step, self.time(step) + 100 * k, 10, 20, 80, 90)
-        writer.step(step + 1)
-
-    def run(self, *steps, meta=True):
-        for step in steps:
-            if meta:
-                self.drain.step_meta(StepInfo(step, 0, 0, 0))
-            self.play(step, 0)
-            self.play(step, 1)
-
-    def polls(self, n=2):
-        for _ in range(n):
-            self.drain.poll()
 
 
 def test_steps_come_whole_in_order_and_once():
@@ -193,33 +119,6 @@ def test_a_sink_that_raises_is_detached_and_the_others_go_on():
     assert m.sink.numbers == other.numbers == [0, 1]
     [(sink, error)] = m.drain.detached
     assert sink is broken and str(error) == "no space left"
-
-
-def test_a_thread_that_dies_says_why_once_to_log_and_to_sinks_of_before_and_after(monkeypatch, caplog):
-    class Shown(Recorder):
-        def failed(self, why):
-            self.calls.append(("failed", why))
-
-    m, early, late = Machine(expects_meta=False), Shown(), Shown()
-    m.drain.add_sink(early)
-    m.run(0)
-    m.polls(2)
-
-    def gone(budget):
-        raise OSError("the device\nis gone")
-
-    monkeypatch.setattr(m.drain.reader, "read", gone)
-    m.drain.start()
-    deadline = time.monotonic() + 30
-    while m.drain.failure is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    m.drain.add_sink(late)
-    m.drain.close()
-    assert early.calls == [("step", 0), ("failed", "OSError: the device is gone")]
-    assert late.calls == early.calls[1:] and m.sink.calls == [("step", 0)]
-    assert [r.getMessage() for r in caplog.records] == ["records can be read no more: OSError: the device is gone"]
-    assert not m.drain.detached
 
 
 def test_live_mode_leaves_out_steps_that_are_not_whole_and_counts_them():
@@ -371,41 +270,6 @@ def test_making_room_between_steps_loses_nothing_and_reads_no_more_than_it_must(
     assert m.sink.numbers == list(range(200))
     assert (m.drain.stats.lost, m.sink.lost_records) == (0, 0)
     assert read[:7] == [0, 0, 0, 15, 15, 15, 30]  # polled before every third step only
-
-
-def test_a_failing_link_ends_the_thread_with_its_reason():
-    m = Machine(expects_meta=False, interval=0.001)
-
-    def fail():
-        raise RuntimeError("device is gone")
-
-    m.drain.reader.link.read_live = fail
-    m.drain.start()
-    m.drain._thread.join(5)
-    assert str(m.drain.failure) == "device is gone"
-    m.drain.close(close_sinks=True)
-    assert m.sink.calls == [("close", True)]
-
-
-def test_a_sink_that_is_removed_when_the_link_has_failed_keeps_what_was_read(monkeypatch):
-    """Of step 1 all was read but not yet told, of step 2 a part, and then the device was gone."""
-    m = Machine()
-    m.drain.graph(0, m.graph, m.schedule)
-    m.run(0)
-    m.drain.poll()
-    m.drain.step_meta(StepInfo(1, 0, 0, 0))
-    m.drain.step_meta(StepInfo(2, 0, 0, 0))
-    m.play(1, 0)
-    m.play(1, 1)
-    m.play(2, 0)
-    m.drain.poll()
-    told = len(m.sink.numbers)
-    monkeypatch.setattr(m.drain.reader.link, "read_live", lambda: 1 / 0)
-    m.drain.remove_sink(m.sink, settle=True)
-    assert told < 2 and m.sink.numbers == [0, 1]
-    assert isinstance(m.drain.failure, ZeroDivisionError)
-    stats = m.drain.close()
-    assert (stats.delivered, stats.withheld, stats.lost, stats.written) == (10, 3, 0, 13)
 
 
 @pytest.mark.parametrize("capture", [False, True])
